@@ -100,7 +100,7 @@ class Shop(http.server.BaseHTTPRequestHandler):
     error_message_format = '{"error": "%(explain)s"}'
     timeout = 8  # seconds of silence
     wbufsize = -1  # one write per answer
-    disable_nagle_algorithm = True  # that leaves at once
+    disable_nagle_algorithm = True  # sent at once
 
     def _read(self, size=""):
         """Return the body, or None once it has been refused."""
