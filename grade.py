@@ -7,9 +7,9 @@ tool call: did the model ask for it, or was the 201 pasted in?
 idempotency: does the live shop enforce it?
 wire: do N (2) rows match what the shop itself remembers?
 
-Each gets yes, no or ? (could not be asked); nothing is added up. Exit
-status: 0 complete, 1 incomplete (a no), 2 usage, 3 not gradable (a ?:
-not a fail). --seed repeats a draw. It takes a minute at most.
+Each gets yes, no or ? (could not be asked). Exit status: 0 complete, 1
+incomplete (a no), 2 usage, 3 not gradable (a ?, which is not a fail).
+--seed repeats a draw. It takes a minute at most.
 """
 import argparse
 import http.client
@@ -91,7 +91,7 @@ def read(name):
             shop = row["method"] == "POST" and path.endswith("/orders")
             row.update(line=f"row {number}", path=path, shop=shop,
                        done=shop and row["status"] in (200, 201),
-                       order=str(dig(row, "resp", "order_id") or ""))
+                       order_id=str(dig(row, "resp", "order_id") or ""))
             rows.append(row)
         elif line.strip():
             wrong = wrong or f"{show(f'{name}:{number}')} is no row"
@@ -120,7 +120,7 @@ def tool_call(rows):
                     lines.append(row["line"])
     need(paid, "no shop row has 200 or 201")
     named = set(re.findall("ord_[A-Za-z0-9_-]+", canon(words)))
-    named -= {row["order"] for row in rows if row["shop"]}
+    named -= {row["order_id"] for row in rows if row["shop"]}
     need(not named, "no shop row returned", show(sorted(named)))
     return "%s posts what %s asked for" % next(iter(paid.values()))
 
@@ -162,48 +162,47 @@ def ask(url, req=None, key="", lost=404):
 
 
 def compare(base, row, lost=404):
-    """Return what a row, and what the shop's trace of it, says."""
-    status, trace, _ = ask(f"{base}/_trace/{row['trace_id']}", lost=lost)
+    """Return what a row and the shop's trace of it say: two dicts."""
+    status, trace, _ = ask(base + "/_trace/" + row["trace_id"], lost=lost)
     need(status == 200 and isinstance(trace, dict),
          "not a trace but", status, show(trace))
     shop = {"method": "POST", "req": trace.get("body"), **trace}
     names = ["method", "path", "key", "req", "status", "resp"]
-    if "resp" not in shop:  # as in the public article
-        names[-1:] = ["order"] * bool(row["order"])
-        shop["order"] = shop.get("order_id")
-    path = str(shop.get("path"))
-    file = {name: row.get(name) for name in names}
+    if "resp" not in trace:  # as in the public article
+        names[5:] = ["order_id"] if row["order_id"] else []
+    path = str(trace.get("path"))
     if path.endswith("/orders") and row["path"].endswith(path):
-        file["path"] = path
-    return file, {name: shop.get(name) for name in names}
+        shop["path"] = row["path"]  # the URL may have a prefix
+    return [{name: side.get(name) for name in names}
+            for side in (row, shop)]
 
 
 def idempotency(rows, base):
     """Does the live shop enforce it?"""
     orders = {}  # key -> order_id
     for row in rows:
-        key = row.get("key")
+        key, order_id = row.get("key"), row["order_id"]
         need(key and isinstance(key, str), row["line"], "has no key")
-        if row["done"]:
-            need(orders.setdefault(key, row["order"]) == row["order"],
-                 row["line"], "has a second order for", show(key))
-    key, qty, first = os.urandom(8).hex(), random.randint(2, 99999), None
+        need(not row["done"]
+             or orders.setdefault(key, order_id) == order_id,
+             row["line"], "has a second order for", show(key))
+    key, qty, first = os.urandom(8).hex(), random.randint(2, 9999), ""
     for due, qty in (201, qty), (200, qty), (409, qty + 1):
         req = {"sku": "sku_grade", "qty": qty}
         status, resp, headers = ask(base + "/orders", req, key)
-        order, trace_id = dig(resp, "order_id"), headers["X-Trace-Id"]
-        first = first or order
-        need(status == due and re.fullmatch(ID, str(trace_id or ""))
-             and re.fullmatch(ID, str(first or ""))
-             and (order == first or due == 409),
+        row = dict(method="POST", path=base + "/orders", key=key, req=req,
+                   status=due, resp=resp, trace_id=headers["X-Trace-Id"],
+                   order_id=str(dig(resp, "order_id") or ""))
+        first = first or row["order_id"]
+        need(status == due and re.fullmatch(ID, str(row["trace_id"] or ""))
+             and re.fullmatch(ID, first)
+             and (due == 409 or row["order_id"] == first),
              due, "and a trace are due, not", status, show(resp))
-        sent, kept = compare(base, dict(
-            method="POST", path=base + "/orders", key=key, req=req,
-            status=due, resp=resp, order=order, trace_id=trace_id), 0)
-        need(canon(sent) == canon(kept), due, "is traced as", show(kept))
+        sent, kept = map(canon, compare(base, row, lost=0))
+        need(sent == kept, due, "is traced as", kept[:300])
     status = ask(f"{base}/orders/{first}", lost=0)[0]
     need(status == 200, status, "for order", first)
-    return f"201, then 200, then 409, each traced; {first} stays behind"
+    return f"201, then 200, then 409, each traced; {first} stays"
 
 
 def wire(rows, wrong, base, count, seed):
@@ -214,10 +213,9 @@ def wire(rows, wrong, base, count, seed):
         trace_id = row.get("trace_id")
         if trace_id or row["status"] in (200, 201, 400, 409):
             need(re.fullmatch(ID, str(trace_id or ""))
-                 and trace_id not in traced,
-                 row["line"], "has no trace_id of its own")
-            need(row["order"] or not row["done"],
-                 row["line"], "has no order_id")
+                 and trace_id not in traced
+                 and (row["order_id"] or not row["done"]),
+                 row["line"], "has no trace_id of its own or no order_id")
             traced[trace_id] = row
     need(traced, "no shop row with a trace_id")
     shuffled = random.Random(seed).sample(list(traced), len(traced))
@@ -229,19 +227,16 @@ def wire(rows, wrong, base, count, seed):
         url = shlex.quote(f"{base}/_trace/{row['trace_id']}")
         print(f"{row['line']}  curl -sS {url}")
         try:
-            sides = compare(base, row)
+            file, shop = compare(base, row)
+            for label, side in ("file", file), ("shop", shop):
+                pairs = [f'"{name}": {show(side[name])}' for name in side]
+                print(f"  {label}  {{{', '.join(pairs)}}}")
+            differ = [name for name in file
+                      if canon(file[name]) != canon(shop[name])]
+            print("  differ:" if differ else "  match", *differ)
+            need(not differ, row["line"], "differs in", *differ)
         except (OSError, ValueError) as err:
             errors.append(err)
-            continue
-        for label, side in zip(("file", "shop"), sides):
-            pairs = [f'"{name}": {show(side[name])}' for name in side]
-            print(f"  {label}  {{{', '.join(pairs)}}}")
-        differ = [name for name in sides[0]
-                  if canon(sides[0][name]) != canon(sides[1][name])]
-        print("  differ:" if differ else "  match", *differ)
-        if differ:
-            why = f"{row['line']} differs in {', '.join(differ)}"
-            errors.append(ValueError(why))
     for err in sorted(errors, key=lambda err: isinstance(err, OSError)):
         raise err
     return f"{len(drawn)} of {len(rows)} rows, seed {seed}"

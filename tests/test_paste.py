@@ -22,7 +22,7 @@ README = kit.ROOT / "README.md"
 # What the packages of the four may be: no more than these, all in the
 # standard library of Python 3.8 and of every later one.
 LIBRARY = {
-    "argparse", "collections", "configparser", "contextlib", "datetime",
+    "argparse", "atexit", "collections", "configparser", "contextlib", "datetime",
     "hashlib", "http", "itertools", "json", "os", "pathlib", "random",
     "re", "shlex", "shutil", "signal", "socketserver", "subprocess",
     "sys", "tempfile", "threading", "time", "urllib", "uuid", "xml"}
@@ -30,6 +30,10 @@ LIBRARY = {
 
 def source(name):
     return (kit.ROOT / name).read_bytes()
+
+
+def scripts():
+    return [(name, source(name).decode("ascii")) for name in CEILINGS]
 
 
 def mailed(text):
@@ -44,84 +48,88 @@ def mailed(text):
 
 class Paste(unittest.TestCase):
 
-    def each(self):
-        for name in CEILINGS:
-            with self.subTest(name):
-                yield name, source(name).decode("ascii")
-
     def test_each_script_is_under_its_ceilings(self):
-        for name, text in self.each():
-            lines, size = CEILINGS[name]
-            self.assertLessEqual(len(text.splitlines()), lines)
-            self.assertLessEqual(len(text), size)
+        for name, text in scripts():
+            with self.subTest(name):
+                lines, size = CEILINGS[name]
+                self.assertLessEqual(len(text.splitlines()), lines)
+                self.assertLessEqual(len(text), size)
 
     def test_no_line_is_wider_than_72_or_has_a_tab_or_a_loose_end(self):
-        for name, text in self.each():
-            for line in text.split("\n"):
-                self.assertLessEqual(len(line), 72, line)
-                self.assertEqual(line, line.rstrip())
-                self.assertNotRegex(line, r"[^ -~]")
+        for name, text in scripts():
+            with self.subTest(name):
+                for line in text.split("\n"):
+                    self.assertLessEqual(len(line), 72, line)
+                    self.assertEqual(line, line.rstrip())
+                    self.assertNotRegex(line, r"[^ -~]")
 
     def test_no_line_begins_as_a_mailer_would_change_it(self):
-        for name, text in self.each():
-            self.assertNotRegex(text, re.compile("^(From |>|\\.|-- $)",
-                                                 re.MULTILINE))
-            self.assertTrue(text.endswith("\n"))
-            self.assertFalse(text.endswith("\n\n"))
+        for name, text in scripts():
+            with self.subTest(name):
+                self.assertNotRegex(text, re.compile("^(From |>|\\.|-- $)",
+                                                     re.MULTILINE))
+                self.assertTrue(text.endswith("\n"))
+                self.assertFalse(text.endswith("\n\n"))
 
     def test_a_mail_brings_back_the_same_bytes(self):
-        for name, text in self.each():
-            self.assertEqual(mailed(text), text)
+        for name, text in scripts():
+            with self.subTest(name):
+                self.assertEqual(mailed(text), text)
 
     def test_a_mail_quoted_three_deep_brings_back_the_same_bytes(self):
-        for name, text in self.each():
-            quoted = re.sub("^", "> > > ", text[:-1], flags=re.MULTILINE)
-            self.assertLessEqual(max(map(len, quoted.split("\n"))), 78)
-            arrived = mailed(quoted + "\n")
-            self.assertEqual(
-                re.sub("^> > > ", "", arrived, flags=re.MULTILINE), text)
+        for name, text in scripts():
+            with self.subTest(name):
+                quoted = re.sub("^", "> > > ", text[:-1], flags=re.MULTILINE)
+                self.assertLessEqual(max(map(len, quoted.split("\n"))), 78)
+                arrived = mailed(quoted + "\n")
+                self.assertEqual(
+                    re.sub("^> > > ", "", arrived, flags=re.MULTILINE), text)
 
     def test_each_script_parses_as_python_3_8(self):
-        for name, text in self.each():
-            ast.parse(text, feature_version=(3, 8))
+        for name, text in scripts():
+            with self.subTest(name):
+                ast.parse(text, feature_version=(3, 8))
 
     def test_each_script_imports_only_the_standard_library(self):
-        for name, text in self.each():
-            for node in ast.walk(ast.parse(text)):
-                if isinstance(node, ast.ImportFrom):
-                    names = [node.module]
-                elif isinstance(node, ast.Import):
-                    names = [each.name for each in node.names]
-                else:
-                    continue
-                for imported in names:
-                    self.assertIn(imported.split(".")[0], LIBRARY)
+        for name, text in scripts():
+            with self.subTest(name):
+                for node in ast.walk(ast.parse(text)):
+                    if isinstance(node, ast.ImportFrom):
+                        names = [node.module]
+                    elif isinstance(node, ast.Import):
+                        names = [each.name for each in node.names]
+                    else:
+                        continue
+                    for imported in names:
+                        self.assertIn(imported.split(".")[0], LIBRARY)
 
     def test_no_script_catches_everything(self):
-        for name, text in self.each():
-            for node in ast.walk(ast.parse(text)):
-                if isinstance(node, ast.ExceptHandler):
-                    self.assertIsNotNone(node.type)
-                    caught = ast.dump(node.type)
-                    self.assertNotIn("'Exception'", caught)
-                    self.assertNotIn("'BaseException'", caught)
+        for name, text in scripts():
+            with self.subTest(name):
+                for node in ast.walk(ast.parse(text)):
+                    if isinstance(node, ast.ExceptHandler):
+                        self.assertIsNotNone(node.type)
+                        caught = ast.dump(node.type)
+                        self.assertNotIn("'Exception'", caught)
+                        self.assertNotIn("'BaseException'", caught)
 
     def test_each_script_runs_on_its_own_from_an_empty_folder(self):
         says = {"stub_shop.py": (1, "PORT"), "harness.py": (2, "STUB_URL"),
                 "grade.py": (2, "usage: "), "gate.py": (2, "usage: ")}
-        for name, text in self.each():
-            with tempfile.TemporaryDirectory(suffix=" a b") as folder:
-                path = pathlib.Path(folder, name)
-                path.write_bytes(text.encode())
-                done = subprocess.run(
-                    [sys.executable, str(path)], cwd=folder, timeout=30,
-                    env=dict(kit.CLEAN, PORT="none"), encoding="utf-8",
-                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-                status, words = says[name]
-                self.assertEqual(done.returncode, status, done.stdout)
-                self.assertNotIn("Traceback", done.stdout)
-                if name != "stub_shop.py":
-                    self.assertIn(words, done.stdout)
+        for name, text in scripts():
+            with self.subTest(name):
+                with tempfile.TemporaryDirectory(suffix=" a b") as folder:
+                    path = pathlib.Path(folder, name)
+                    path.write_bytes(text.encode())
+                    done = subprocess.run(
+                        [sys.executable, str(path)], cwd=folder, timeout=30,
+                        env=dict(kit.CLEAN, PORT="none"), encoding="utf-8",
+                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                    status, words = says[name]
+                    self.assertEqual(done.returncode, status, done.stdout)
+                    self.assertNotIn("Traceback", done.stdout)
+                    if name != "stub_shop.py":
+                        self.assertIn(words, done.stdout)
 
 
 class Readme(unittest.TestCase):
