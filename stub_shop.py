@@ -20,14 +20,14 @@ import time
 MAX_BODY = 8192  # bytes
 MAX_TRACES = 100_000
 ORDER = {"sku": str, "qty": int}  # type(True) is bool
-LOCK = threading.Lock()  # from a key's look-up to its trace
+LOCK = threading.Lock()  # from look-up to trace
 KEYS = {}  # Idempotency-Key -> order_id
 ORDERS = {}  # order_id -> JSON, as served
 TRACES = {}  # trace_id -> JSON, as served
 
 
 def remember(line, trace_id, at, method, path, key, req, status, resp):
-    """Take a trace into memory, as JSON and as members."""
+    """Remember a trace, as JSON and as members."""
     if status == 201:
         order = {"order_id": resp["order_id"], "body": req, "key": key}
         ORDERS[resp["order_id"]] = json.dumps(order).encode()
@@ -46,7 +46,7 @@ def load(path):
         except (KeyError, TypeError, ValueError):
             sys.exit(f"{path}:{number}: not a trace")
     if torn:
-        print(f"{path}: torn last line cut off", file=sys.stderr)
+        print(f"{path}: torn line cut off", file=sys.stderr)
         journal.truncate(journal.tell() - len(torn))
     return journal
 
@@ -66,6 +66,7 @@ def place(keys, raw, journal):
         resp["error"] = "send one Idempotency-Key, 1 to 255 characters"
     elif (type(req) is not dict
           or {name: type(req[name]) for name in req} != ORDER
+          or len(json.loads(raw, object_pairs_hook=list)) > 2
           or not req["sku"] or req["qty"] < 1):
         resp["error"] = "send sku, a string, and qty, an integer from 1"
     elif key not in KEYS:
@@ -88,7 +89,7 @@ def place(keys, raw, journal):
                 raise OSError
         except OSError:
             journal.truncate(end)
-            return 503, b'{"error": "journal cannot be written"}'
+            return 503, b'{"error": "journal is full"}'
     remember(line, **trace)
     return status, json.dumps(resp).encode(), trace_id
 
@@ -103,13 +104,13 @@ class Shop(http.server.BaseHTTPRequestHandler):
     disable_nagle_algorithm = True  # sent at once
 
     def _read(self, size=""):
-        """Return the body, or None once it has been refused."""
+        """Return the body, or None once it is refused."""
         size = ",".join(self.headers.get_all("Content-Length") or size)
         if not size.isdecimal() or "Transfer-Encoding" in self.headers:
             return self.send_error(400, None, "no plain Content-Length")
         size = float(size)  # int() refuses 5,000 digits
         if size > MAX_BODY:
-            return self.send_error(413, None, "body over 8 KiB")
+            return self.send_error(413, None, "over 8 KiB")
         self.wfile.flush()  # a 100 Continue may wait in it
         raw = self.rfile.read(int(size))
         if len(raw) == size:
