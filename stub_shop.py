@@ -5,7 +5,7 @@
 
 POST /orders, GET /orders/{order_id}, GET /_trace/{X-Trace-Id}. In a
 JOURNAL, a file, traces outlive kill -9, not a power cut (no fsync).
-Limits: 8 KiB a body, 10 s of silence, 100,000 traces and then 503:
+Limits: 8 KiB a body, 10 s of silence, 100,000 traces, then 503:
 evidence is never thrown away. Exits with 1 if it cannot start.
 """
 import http.server
@@ -52,7 +52,7 @@ def load(path):
 
 
 def place(keys, raw, journal):
-    """Decide on an order and trace it; return what to _send."""
+    """Decide on an order, trace it; return what to _send."""
     if len(TRACES) >= MAX_TRACES:
         return 503, b'{"error": "trace store full"}'
     try:
@@ -166,7 +166,7 @@ def main():
     port = os.environ.get("PORT", "8080")
     path = os.environ.get("JOURNAL")
     try:
-        server = Server((host, int(port)), Shop)  # before the journal
+        server = Server((host, int(port)), Shop)  # the port first
         server.journal = path and load(path)
     except (OSError, OverflowError, ValueError) as err:
         sys.exit(f"stub_shop: {host}:{port}: {err}")
