@@ -6,9 +6,9 @@
     python3 harness.py "Order 2 units of sku_light."
 
 REPLAY (replay.jsonl) gets the rows, TIMEOUT (60) is seconds a hop,
-MODEL_API_KEY is for the model alone, and kept out of its errors. Exit
-status: 0 if the shop confirmed what the model ordered and said, 1 if
-not, 2 if it could not start.
+MODEL_API_KEY is for the model alone (*** in its errors). Exit status:
+0 if the shop confirmed what the model ordered and said, 1 if not, 2 if
+it could not start.
 """
 import http.client
 import json
@@ -56,7 +56,7 @@ def fetch(request, answers):
     local = re.match(r"localhost|127\.|\[::1", request.host)
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({} if local else None))
-    opener.process_response.clear()  # no redirect, no HTTPError
+    opener.process_response.clear()  # no redirects
     try:
         with opener.open(request, timeout=float(TIMEOUT)) as answer:
             body = answer.read(MAX_BODY)
@@ -66,7 +66,7 @@ def fetch(request, answers):
             body = body.replace(API_KEY.encode(), b"***")
         answers.append((answer.status, answer.headers, parse(body)))
     except (OSError, ValueError, http.client.HTTPException) as err:
-        # Not its text: it may quote a header.
+        # Its text may quote a header.
         why = getattr(err, "reason", type(err).__name__)
         answers.append((None, {}, str(why)))
 
@@ -86,7 +86,7 @@ def hop(url, req, key=None, pauses=(1, 3)):
     thread = threading.Thread(
         target=fetch, args=(request, answers), daemon=True)
     thread.start()
-    thread.join(float(TIMEOUT))  # timeout= never ends a drip
+    thread.join(float(TIMEOUT))  # a drip resets timeout=
     status, headers, resp = answers[-1]
     row = dict(trace_id=headers.get("X-Trace-Id"), at=at, method="POST",
                url=url, key=key, req=req, status=status, resp=resp)
@@ -132,7 +132,7 @@ def create_order(call, orders):
     row = hop(STUB + "/orders", args, key)
     status, resp = row["status"], row["resp"]
     if not status:
-        sys.exit("The shop gave no answer to an order.")
+        sys.exit("The shop gave an order no answer.")
     order_id = isinstance(resp, dict) and resp.get("order_id")
     if status in (200, 201) and isinstance(order_id, str):
         orders.append(dict(order_id=order_id, status=status, key=key,
@@ -153,12 +153,12 @@ def converse(prompt, end):
         if not calls:
             break
     else:
-        sys.exit(f"The model still calls after {TURNS} turns.")
+        sys.exit("The model does not stop calling.")
     end["final"] = message.get("content")
     named = re.findall(r"ord_[\w-]+", json.dumps(end["final"]))
     known = [order["order_id"] for order in end["orders"]]
     if not known or set(named) - set(known):
-        sys.exit("The shop did not confirm what the model said.")
+        sys.exit("The shop confirmed no such order.")
 
 
 def main():
@@ -171,13 +171,13 @@ def main():
     except OSError:
         wrong = ["REPLAY"]
     if wrong:
-        print("Missing or unusable:", wrong[0], file=sys.stderr)
+        print("Unusable:", wrong[0], file=sys.stderr)
         sys.exit(2)
     end = dict(final=None, orders=[], replay=REPLAY)
     try:
         converse(prompt, end)
     except (KeyboardInterrupt, OSError) as err:
-        sys.exit(f"Stopped: {err!r}")
+        sys.exit(repr(err))
     finally:
         print(json.dumps(end).replace("\x7f", "\\u007f"))
 
