@@ -5,7 +5,7 @@
     MODEL_BASE_URL=http://127.0.0.1:11434/v1 \\
     python3 harness.py "Order 2 units of sku_light."
 
-REPLAY (replay.jsonl) gets the rows, TIMEOUT (60) is seconds a hop,
+REPLAY (replay.jsonl) gets the rows. TIMEOUT (60) is seconds a hop,
 MODEL_API_KEY is for the model alone (*** in its errors). Exit status:
 0 if the shop confirmed what the model ordered and said, 1 if not, 2 if
 it could not start.
@@ -21,7 +21,7 @@ import urllib.request
 
 STUB = os.getenv("STUB_URL", "").rstrip("/")
 MODEL_URL = re.sub("(/chat/completions)?/*$", "/chat/completions",
-                   os.getenv("MODEL_BASE_URL", ""), 1)
+                   os.getenv("MODEL_BASE_URL", ""), count=1)
 MODEL = os.getenv("MODEL_NAME")
 API_KEY = os.getenv("MODEL_API_KEY")
 REPLAY = os.getenv("REPLAY", "replay.jsonl")
@@ -153,7 +153,7 @@ def converse(prompt, end):
         if not calls:
             break
     else:
-        sys.exit("The model does not stop calling.")
+        sys.exit("The model never stops calling.")
     end["final"] = message.get("content")
     named = re.findall(r"ord_[\w-]+", json.dumps(end["final"]))
     known = [order["order_id"] for order in end["orders"]]
