@@ -28,7 +28,7 @@ MAX_FILE = 32 << 20  # bytes
 MAX_BODY = 1 << 20  # bytes of an answer
 WAIT = 20  # seconds for an answer
 END = [time.monotonic() + 50]  # when to stop asking
-URL = r"https?://([\w.-]+|\[[\da-f:.]+\])(:\d+)?(/[!-\"$->A-~]*)?"
+URL = r"https?://([\w.-]+|\[[\da-f:.]+\])(:\d{1,5})?(/[!-\"$->A-~]*)?"
 ID = "[A-Za-z0-9_-]{1,64}"  # what may go into a URL
 ROW = {"method", "url", "status", "req", "resp"}
 VERDICTS = {0: "complete", 1: "incomplete", 3: "not gradable"}
@@ -54,6 +54,8 @@ def canon(value):
 def parse(text):
     """Return the value of a JSON text, None if it is none."""
     try:
+        if isinstance(text, bytes):
+            text = text.decode("utf-8-sig")
         value = json.loads(text, object_pairs_hook=once)
         canon([[value]])  # no NaN, no 1e999, not too deep to compare
         return value
@@ -69,6 +71,12 @@ def dig(value, *path):
         return value
     except (LookupError, TypeError):
         return None
+
+
+def order_of(resp):
+    """Return the order_id of an answer, or an empty string."""
+    found = dig(resp, "order_id")
+    return found if isinstance(found, str) else ""
 
 
 def show(value):
@@ -91,9 +99,9 @@ def read(name):
             shop = row["method"] == "POST" and path.endswith("/orders")
             row.update(line=f"row {number}", path=path, shop=shop,
                        done=shop and row["status"] in (200, 201),
-                       order_id=str(dig(row, "resp", "order_id") or ""))
+                       order_id=order_of(row["resp"]))
             rows.append(row)
-        elif line.strip():
+        elif line.strip(b"\xef\xbb\xbf \t\r"):
             wrong = wrong or f"{show(f'{name}:{number}')} is no row"
     return rows, wrong
 
@@ -105,7 +113,7 @@ def tool_call(rows):
         order = canon(row["req"])
         pair = str(row.get("key")), order
         message = dig(row, "resp", "choices", 0, "message")
-        if row["done"] and pair not in paid:
+        if row["done"] and row.get("key") and pair not in paid:
             need(asked.get(order), row["line"], "posts", order[:300],
                  "which no earlier model row asked for")
             paid[pair] = row["line"], asked[order].pop(0)
@@ -120,7 +128,7 @@ def tool_call(rows):
                     lines.append(row["line"])
     need(paid, "no shop row has 200 or 201")
     named = set(re.findall("ord_[A-Za-z0-9_-]+", canon(words)))
-    named -= {row["order_id"] for row in rows if row["shop"]}
+    named -= {row["order_id"] for row in rows if row["done"]}
     need(not named, "no shop row returned", show(sorted(named)))
     return "%s posts what %s asked for" % next(iter(paid.values()))
 
@@ -150,8 +158,10 @@ def ask(url, req=None, key="", lost=404):
     answers = []
     thread = threading.Thread(
         target=fetch, args=(request, answers), daemon=True)
-    thread.start()
-    thread.join(max(0, min(WAIT, END[0] - time.monotonic())))
+    left = min(WAIT, END[0] - time.monotonic())
+    if left > 0:
+        thread.start()
+        thread.join(left)
     if not answers:
         END[0] *= not thread.is_alive()  # after a late one, no more
         raise OSError("no answer from " + url)
@@ -163,7 +173,8 @@ def ask(url, req=None, key="", lost=404):
 
 def compare(base, row, lost=404):
     """Return what a row and the shop's trace of it say: two dicts."""
-    status, trace, _ = ask(base + "/_trace/" + row["trace_id"], lost=lost)
+    url = f"{base}/_trace/{row['trace_id']}"
+    status, trace, _ = ask(url, lost=lost)
     need(status == 200 and isinstance(trace, dict),
          "not a trace but", status, show(trace))
     shop = {"method": "POST", "req": trace.get("body"), **trace}
@@ -192,7 +203,7 @@ def idempotency(rows, base):
         status, resp, headers = ask(base + "/orders", req, key)
         row = dict(method="POST", path=base + "/orders", key=key, req=req,
                    status=due, resp=resp, trace_id=headers["X-Trace-Id"],
-                   order_id=str(dig(resp, "order_id") or ""))
+                   order_id=order_of(resp))
         first = first or row["order_id"]
         need(status == due and re.fullmatch(ID, str(row["trace_id"] or ""))
              and re.fullmatch(ID, first)
@@ -212,10 +223,10 @@ def wire(rows, wrong, base, count, seed):
     for row in rows:
         trace_id = row.get("trace_id")
         if trace_id or row["status"] in (200, 201, 400, 409):
-            need(re.fullmatch(ID, str(trace_id or ""))
+            need(isinstance(trace_id, str) and re.fullmatch(ID, trace_id)
                  and trace_id not in traced
                  and (row["order_id"] or not row["done"]),
-                 row["line"], "has no trace_id of its own or no order_id")
+                 row["line"], "lacks a trace_id of its own, or order_id")
             traced[trace_id] = row
     need(traced, "no shop row with a trace_id")
     shuffled = random.Random(seed).sample(list(traced), len(traced))
@@ -229,7 +240,8 @@ def wire(rows, wrong, base, count, seed):
         try:
             file, shop = compare(base, row)
             for label, side in ("file", file), ("shop", shop):
-                pairs = [f'"{name}": {show(side[name])}' for name in side]
+                pairs = [f'"{name}": {show(value)}'
+                         for name, value in side.items()]
                 print(f"  {label}  {{{', '.join(pairs)}}}")
             differ = [name for name in file
                       if canon(file[name]) != canon(shop[name])]
@@ -247,7 +259,8 @@ def main():
     parser.add_argument("replay")
     parser.add_argument("url")
     parser.add_argument("--rows", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=random.randrange(999))
+    parser.add_argument("--seed", type=int,
+                        default=random.randrange(999))
     args = parser.parse_args()
     base, words = args.url.rstrip("/"), []
     if args.rows < 1 or not re.fullmatch(URL, base):
