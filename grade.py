@@ -201,11 +201,12 @@ def idempotency(rows, base):
     for due, qty in (201, qty), (200, qty), (409, qty + 1):
         req = {"sku": "sku_grade", "qty": qty}
         status, resp, headers = ask(base + "/orders", req, key)
-        row = dict(method="POST", path=base + "/orders", key=key, req=req,
-                   status=due, resp=resp, trace_id=headers["X-Trace-Id"],
+        row = dict(method="POST", path=base + "/orders", key=key,
+                   req=req, status=due, resp=resp,
+                   trace_id=headers["X-Trace-Id"] or "",
                    order_id=order_of(resp))
         first = first or row["order_id"]
-        need(status == due and re.fullmatch(ID, str(row["trace_id"] or ""))
+        need(status == due and re.fullmatch(ID, row["trace_id"])
              and re.fullmatch(ID, first)
              and (due == 409 or row["order_id"] == first),
              due, "and a trace are due, not", status, show(resp))
@@ -223,10 +224,11 @@ def wire(rows, wrong, base, count, seed):
     for row in rows:
         trace_id = row.get("trace_id")
         if trace_id or row["status"] in (200, 201, 400, 409):
-            need(isinstance(trace_id, str) and re.fullmatch(ID, trace_id)
+            need(isinstance(trace_id, str)
+                 and re.fullmatch(ID, trace_id)
                  and trace_id not in traced
                  and (row["order_id"] or not row["done"]),
-                 row["line"], "lacks a trace_id of its own, or order_id")
+                 row["line"], "lacks an order_id or its own trace_id")
             traced[trace_id] = row
     need(traced, "no shop row with a trace_id")
     shuffled = random.Random(seed).sample(list(traced), len(traced))

@@ -43,7 +43,8 @@ def mailed(text):
     message.set_content(text, cte="7bit")
     arrived = email.message_from_bytes(
         message.as_bytes(), policy=email.policy.default)
-    return arrived.get_content()
+    # On the wire lines end in CRLF, in the reader's editor in LF.
+    return arrived.get_content().replace("\r\n", "\n")
 
 
 class Paste(unittest.TestCase):
