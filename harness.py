@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Let a model order from a shop, a row for every hop.
+"""Let a model order from a shop, a row for a hop.
 
     STUB_URL=http://127.0.0.1:8080 MODEL_NAME=any \\
     MODEL_BASE_URL=http://127.0.0.1:11434/v1 \\
@@ -26,7 +26,7 @@ MODEL = os.getenv("MODEL_NAME")
 API_KEY = os.getenv("MODEL_API_KEY")
 REPLAY = os.getenv("REPLAY", "replay.jsonl")
 TIMEOUT = os.getenv("TIMEOUT") or "60"
-URL = r"https?://([\w.-]+|\[[\da-f:.]+\])(:\d+)?(/[!-\"$->A-~]*)?"
+URL = r"https?://([\w.-]+|\[[\da-f:.]+\])(:\d{1,5})?(/[!-\"$->A-~]*)?"
 CHECKS = {"STUB_URL": URL, "MODEL_BASE_URL": URL, "MODEL_NAME": ".+",
           "MODEL_API_KEY": "[ -~]*", "TIMEOUT": r"\d{0,5}"}
 TURNS = 8
