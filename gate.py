@@ -95,7 +95,7 @@ def run_tests(log, *also):
     folder = pathlib.Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / HOME).mkdir(exist_ok=True)
-    for path in DATA, *CODE:
+    for path in [DATA] + CODE:
         shutil.copyfile(path, folder / path)
     (folder / "gate.ini").write_text("[pytest]\nminversion = 6.2\n")
     # No pipe: what the tests leave behind would hold it open.
