@@ -1,9 +1,14 @@
 """The harness: one row a hop, nothing repaired, nothing invented."""
 import base64
+import calendar
 import concurrent.futures
 import contextlib
 import json
+import os
 import pathlib
+import signal
+import subprocess
+import sys
 import tempfile
 import time
 import unittest
@@ -47,7 +52,9 @@ def place(shop_url, answers, *args, **env):
                         MODEL_BASE_URL=f"http://127.0.0.1:{model.port}/v1",
                         MODEL_API_KEY=API_KEY)
         settings.update(env)
+        start = int(time.time())
         done = kit.run("harness.py", *args, cwd=folder, **settings)
+        done.when = range(start, int(time.time()) + 1)
         raw = pathlib.Path(folder, "replay.jsonl").read_text("utf-8")
     done.raw = raw
     return done, [json.loads(line) for line in raw.splitlines()], seen
@@ -58,8 +65,10 @@ def talker(*turns):
     def talk(link, number):
         first, headers, body = kit.read_request(link)
         talk.keys.append(headers.get("idempotency-key"))
+        talk.times.append(time.monotonic())
+        talk.seen.append((first, headers, json.loads(body)))
         turns[min(number, len(turns)) - 1](link)
-    talk.keys = []
+    talk.keys, talk.times, talk.seen = [], [], []
     return talk
 
 
@@ -86,7 +95,117 @@ def shout(link):
     link.sendall(b"HTTP/1.1 201 Created\r\n" + b"A: b\r\n" * 300 + b"\r\n")
 
 
+SHOPS = [  # what the shop does, statuses in the file, exit
+    ("loses one answer", [lose, gives(200)], [None, 200], 0),
+    ("loses every answer", [lose], [None] * 3, 1),
+    ("cuts an answer", [cut, gives(200)], [None, 200], 0),
+    ("is busy", [gives(429, {}, Retry_After="1"), gives(201)],
+     [429, 201], 0),
+    ("is broken", [gives(500, {}), gives(502, {}), gives(201)],
+     [500, 502, 201], 0),
+    ("is away", [gives(503, b"away"), gives(504, {}), gives(201)],
+     [503, 504, 201], 0),
+    ("is broken for good", [gives(500, {})], [500] * 3, 1),
+    ("says 409", [gives(409, {})], [409], 1),
+    ("says 400", [gives(400, {})], [400], 1),
+    ("says 401", [gives(401, {})], [401], 1),
+    ("says 404", [gives(404, {})], [404], 1),
+    ("says 501", [gives(501, {})], [501], 1),
+    ("sends elsewhere", [gives(302, {}, Location="/x")], [302], 1),
+    ("sends elsewhere, 308", [gives(308, {}, Location="/x")],
+     [308], 1),
+    ("answers a page", [gives(201, b"<html>")], [201], 1),
+    ("answers {}", [gives(201, {})], [201], 1),
+    ("answers nothing", [gives(201, b"")], [201], 1),
+    ("answers a number", [gives(201, b"5")], [201], 1),
+    ("greets like SSH", [greet, gives(201)], [None, 201], 0),
+    ("sends 300 headers", [shout, gives(201)], [None, 201], 0),
+]
+
+PAUSES = [  # Retry-After, seconds between the attempts
+    ({}, [1, 3]),
+    ({"Retry_After": "0"}, [0, 0]),
+    ({"Retry_After": "2"}, [2, 2]),
+    ({"Retry_After": "Wed, 21 Oct 2015 07:28:00 GMT"}, [1, 3]),
+    ({"Retry_After": "-5"}, [1, 3])]
+
+ORDERS = [(200, chat(None, CALL), {}), (200, chat("done"), {})]
+
+
+def misbehave(row):
+    """Let the model order once from a shop that does as the row says."""
+    talk = talker(*row[1])
+    with kit.serve(talk) as shop:
+        ended = place(f"http://127.0.0.1:{shop.port}", ORDERS)
+    return row, talk.keys, ended
+
+
+def pause(row):
+    """Return the row and the times between the attempts at an order."""
+    talk = talker(gives(503, {}, **row[0]))
+    with kit.serve(talk) as shop:
+        place(f"http://127.0.0.1:{shop.port}", ORDERS)
+    return row, [later - sooner for sooner, later
+                 in zip(talk.times, talk.times[1:])]
+
+
+def reach(url):
+    """Return the URL and what came of a model that is not there."""
+    return url, place("http://127.0.0.1:9", [], MODEL_BASE_URL=url)
+
+
+def echo(_):
+    """Return what comes of a model that greets with the API key."""
+    def talk(link, number):
+        headers = kit.read_request(link)[1]
+        link.sendall(f"HTTP/1.1 {headers['authorization']}\r\n\r\n"
+                     .encode())
+
+    with kit.serve(talk) as model:
+        return place("http://127.0.0.1:9", [],
+                     MODEL_BASE_URL=f"http://127.0.0.1:{model.port}")
+
+
+def dripped(_):
+    """Return how long it takes to give up a model that drips."""
+    def drip(link, number):
+        kit.read_request(link)
+        link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+        for _ in range(100):
+            link.sendall(b" ")
+            time.sleep(0.2)
+
+    start = time.monotonic()
+    with kit.serve(drip) as model:
+        done, rows, _ = place(
+            "http://127.0.0.1:9", [], TIMEOUT="1",
+            MODEL_BASE_URL=f"http://127.0.0.1:{model.port}")
+    return done, rows, time.monotonic() - start
+
+
 class Harness(unittest.TestCase):
+
+    @classmethod
+    def setUpClass(cls):
+        """Start all that waits; the tests look at what came of it."""
+        pool = concurrent.futures.ThreadPoolExecutor(12)
+        cls.addClassCleanup(pool.shutdown)
+        folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(folder.cleanup)
+        cls.journal = pathlib.Path(folder.name, "traces.jsonl")
+        stack = contextlib.ExitStack()
+        cls.addClassCleanup(stack.close)
+        cls.shop = stack.enter_context(kit.shop(JOURNAL=str(cls.journal)))
+        cls.dripped = pool.map(dripped, [1])
+        cls.echoed = pool.map(echo, [1])
+        cls.reached = pool.map(reach, [
+            "http://[::1]:9/v1", "http://127.0.0.1:99999", "http://../v1",
+            "http://" + "a" * 300])
+        cls.paused = pool.map(pause, PAUSES)
+        cls.misbehaved = pool.map(misbehave, SHOPS)
+        cls.cases = pool.map(cls.run_case, [
+            json.loads(line) for line in
+            CASES.read_text("utf-8").splitlines()])
 
     def check_always(self, done, rows, seen):
         """What holds of every run, whatever came back."""
@@ -102,7 +221,12 @@ class Harness(unittest.TestCase):
                 fields.add("error")
                 self.assertIsNone(row["resp"])
             self.assertEqual(set(row), fields)
-            self.assertRegex(row["at"], r"^\d{4}-\d\d-\d\dT[\d:]{8}Z$")
+            self.assertIn(calendar.timegm(time.strptime(
+                row["at"], "%Y-%m-%dT%H:%M:%SZ")), done.when)
+        progress = done.stderr.splitlines()
+        self.assertEqual(len(progress), len(rows) + done.returncode)
+        for line, row in zip(progress, rows):
+            self.assertTrue(line.startswith(f"POST {row['url']} "), line)
         for first, headers, body in seen:
             self.assertEqual(headers["authorization"], f"Bearer {API_KEY}")
             self.assertNotIn("python", headers["user-agent"].lower())
@@ -121,7 +245,8 @@ class Harness(unittest.TestCase):
                 due = [call["id"] for call in calls or []]
         self.assertEqual(due, [])
 
-    def run_case(self, case):
+    @classmethod
+    def run_case(cls, case):
         answers = []
         for answer in case["answers"]:
             body = answer.get("body", "").encode()
@@ -130,21 +255,11 @@ class Harness(unittest.TestCase):
             answers.append((answer["status"], body, {
                 name.replace("-", "_"): value
                 for name, value in answer["headers"].items()}))
-        with kit.shop() as shop:
-            done, rows, seen = place(
-                f"http://127.0.0.1:{shop.port}", answers)
-            for row in rows:
-                if row["trace_id"]:
-                    row["trace"] = kit.ask(
-                        shop.port, "GET", f"/_trace/{row['trace_id']}")[1]
-        return case, done, rows, seen
+        return case, place(f"http://127.0.0.1:{cls.shop.port}", answers)
 
     def test_every_reported_model_answer_ends_as_the_contract_says(self):
-        cases = [json.loads(line) for line in
-                 CASES.read_text("utf-8").splitlines()]
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            ended = list(pool.map(self.run_case, cases))
-        for case, done, rows, seen in ended:
+        told = set()
+        for case, (done, rows, seen) in self.cases:
             with self.subTest(case["case"]):
                 self.assertEqual(done.returncode, case["exit"], done.stderr)
                 placed = [row for row in rows if row["status"] == 201]
@@ -152,55 +267,32 @@ class Harness(unittest.TestCase):
                     self.assertEqual(len(placed), case["orders"])
                 if case["rows"] is not None:
                     self.assertEqual(len(rows), case["rows"])
-                for row in rows:
-                    trace = row.pop("trace", None)
-                    if trace:
-                        self.assertEqual(
-                            [trace[name] for name in
-                             ("method", "key", "req", "status", "resp")],
-                            [row[name] for name in
-                             ("method", "key", "req", "status", "resp")])
-                        self.assertTrue(row["url"].endswith(trace["path"]))
+                shop_rows = [row for row in rows if row["key"]]
+                self.assertEqual(len(shop_rows), len(
+                    {row["key"] for row in shop_rows}), "a key for a call")
+                for row in shop_rows:
+                    told.add(row["trace_id"])
+                    self.check_trace(row)
                 self.check_always(done, rows, seen)
+        # The shop got nothing that is not a row.
+        self.assertEqual(told, {
+            json.loads(line)["trace_id"] for line
+            in self.journal.read_text().splitlines()})
+
+    def check_trace(self, row):
+        """The shop remembers what the row says."""
+        status, trace, _ = kit.ask(
+            self.shop.port, "GET", f"/_trace/{row['trace_id']}")
+        self.assertEqual(status, 200)
+        self.assertTrue(row["url"].endswith(trace["path"]))
+        for name in "method", "key", "req", "status", "resp":
+            # As text, since 1 == 1.0 == True.
+            self.assertEqual(json.dumps(trace[name], sort_keys=True),
+                             json.dumps(row[name], sort_keys=True))
 
     def test_a_misbehaving_shop_is_tried_again_only_where_it_may_pass(self):
-        page = gives(201, b"<html>")
-        table = [  # what the shop does, statuses in the file, exit
-            ("loses one answer", [lose, gives(200)], [None, 200], 0),
-            ("loses every answer", [lose], [None] * 3, 1),
-            ("cuts an answer", [cut, gives(200)], [None, 200], 0),
-            ("is busy", [gives(429, {}, Retry_After="1"), gives(201)],
-             [429, 201], 0),
-            ("is broken", [gives(500, {}), gives(502, {}), gives(201)],
-             [500, 502, 201], 0),
-            ("is away", [gives(503, b"away"), gives(504, {}), gives(201)],
-             [503, 504, 201], 0),
-            ("is broken for good", [gives(500, {})], [500] * 3, 1),
-            ("says 409", [gives(409, {})], [409], 1),
-            ("says 400", [gives(400, {})], [400], 1),
-            ("says 401", [gives(401, {})], [401], 1),
-            ("says 404", [gives(404, {})], [404], 1),
-            ("sends elsewhere", [gives(302, {}, Location="/x")], [302], 1),
-            ("sends elsewhere, 308", [gives(308, {}, Location="/x")],
-             [308], 1),
-            ("answers a page", [page], [201], 1),
-            ("answers {}", [gives(201, {})], [201], 1),
-            ("answers nothing", [gives(201, b"")], [201], 1),
-            ("answers a number", [gives(201, b"5")], [201], 1),
-            ("greets like SSH", [greet, gives(201)], [None, 201], 0),
-            ("sends 300 headers", [shout, gives(201)], [None, 201], 0),
-        ]
-        answers = [(200, chat(None, CALL), {}), (200, chat("done"), {})]
-
-        def run_row(row):
-            talk = talker(*row[1])
-            with kit.serve(talk) as shop:
-                ended = place(f"http://127.0.0.1:{shop.port}", answers)
-            return row, talk.keys, ended
-
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            ended = list(pool.map(run_row, table))
-        for (name, _, statuses, code), keys, (done, rows, seen) in ended:
+        for (name, _, statuses, code), keys, (done, rows, seen) \
+                in self.misbehaved:
             with self.subTest(name):
                 hops = [row for row in rows if row["key"]]
                 self.assertEqual([row["status"] for row in hops], statuses)
@@ -218,13 +310,13 @@ class Harness(unittest.TestCase):
             (b'{"a": 1.0}', {"a": 1.0}), (b"null", None),
             (b"[" * 50000, "[" * 50000),
             (b"x" * 300000, "x" * (256 * 1024))]
-        answers = [(200, chat(None, CALL), {}), (200, chat("done"), {})]
         for body, kept in table:
             with self.subTest(body[:20]):
                 with kit.serve(talker(gives(404, body))) as shop:
                     done, rows, seen = place(
-                        f"http://127.0.0.1:{shop.port}", answers)
-                self.assertEqual(rows[1]["resp"], kept)
+                        f"http://127.0.0.1:{shop.port}", ORDERS)
+                self.assertEqual(json.dumps(rows[1]["resp"]),
+                                 json.dumps(kept))
                 self.check_always(done, rows, seen)
 
     def test_it_does_not_start_with_a_setting_that_cannot_be_used(self):
@@ -278,22 +370,213 @@ class Harness(unittest.TestCase):
                 self.assertNotIn("authorization", seen[0][1])
 
     def test_a_dripping_answer_ends_with_the_timeout(self):
-        def drip(link, number):
-            kit.read_request(link)
-            link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
-            for _ in range(100):
-                link.sendall(b" ")
-                time.sleep(0.2)
-
-        start = time.monotonic()
-        with kit.serve(drip) as model, \
-                tempfile.TemporaryDirectory() as folder:
-            done = kit.run("harness.py", cwd=folder, TIMEOUT="1",
-                           STUB_URL="http://127.0.0.1:9", MODEL_NAME="any",
-                           MODEL_BASE_URL=f"http://127.0.0.1:{model.port}")
-        self.assertLess(time.monotonic() - start, 10)
+        (done, rows, took), = self.dripped
+        self.assertLess(took, 10)  # three attempts, 4 s between them
         self.assertEqual(done.returncode, 1)
-        self.assertIn("no answer in 1 s", done.stderr)
+        self.assertEqual([row["error"] for row in rows],
+                         ["no answer in 1 s"] * 3)
+        self.check_always(done, rows, [])
+
+    def test_it_waits_1_and_3_seconds_or_what_retry_after_says(self):
+        for (headers, due), waited in self.paused:
+            with self.subTest(headers):
+                self.assertEqual(len(waited), 2, "three attempts in all")
+                for least, real in zip(due, waited):
+                    self.assertGreater(real, least - 0.1)
+                    self.assertLess(real, least + 0.9)
+
+    def test_it_waits_30_seconds_at_most(self):
+        """As much as a reader has time for: more is an OverflowError."""
+        with kit.serve(talker(gives(503, {}, Retry_After="9" * 30))) as \
+                shop, self.started(f"http://127.0.0.1:{shop.port}") as run:
+            while shop.count < 1:
+                time.sleep(0.02)
+            with self.assertRaises(subprocess.TimeoutExpired):
+                run.wait(0.7)
+
+    @contextlib.contextmanager
+    def started(self, model_url, **env):
+        """Start the harness in a folder of its own; yield the process."""
+        with tempfile.TemporaryDirectory() as folder:
+            env = dict(dict(kit.CLEAN, STUB_URL="http://127.0.0.1:9",
+                            MODEL_NAME="any", MODEL_BASE_URL=model_url),
+                       **env)
+            with subprocess.Popen(
+                    [sys.executable, str(kit.ROOT / "harness.py")],
+                    cwd=folder, env=env, stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE, text=True) as run:
+                run.replay = pathlib.Path(folder, "replay.jsonl")
+                try:
+                    yield run
+                finally:
+                    run.kill()
+
+    @unittest.skipIf(os.name == "nt", "Windows has no such signal")
+    def test_ctrl_c_between_two_hops_is_one_sentence(self):
+        with kit.serve(talker(gives(503, {}, Retry_After="9"))) as shop, \
+                self.started(f"http://127.0.0.1:{shop.port}") as run:
+            while not (run.replay.exists() and run.replay.read_bytes()):
+                time.sleep(0.02)
+            time.sleep(0.1)
+            run.send_signal(signal.SIGINT)
+            out, said = run.communicate(timeout=10)
+            self.assertEqual(run.returncode, 1)
+            self.assertEqual(said.splitlines()[1:], ["KeyboardInterrupt()"])
+            self.assertEqual(json.loads(out)["orders"], [])
+            self.assertEqual(len(run.replay.read_text().splitlines()), 1)
+
+    def test_a_model_that_cannot_be_reached_is_three_rows(self):
+        for url, (done, rows, _) in self.reached:
+            with self.subTest(url):
+                self.assertEqual(done.returncode, 1, done.stderr)
+                self.assertEqual([row["status"] for row in rows], [None] * 3)
+                self.check_always(done, rows, [])
+
+    def test_an_error_never_quotes_a_header(self):
+        (done, rows, _), = self.echoed
+        self.assertEqual(rows[0]["error"], "BadStatusLine")
+        self.check_always(done, rows, [])
+
+    def test_the_shop_gets_the_order_and_no_api_key(self):
+        talk = talker(gives(201, X_Trace_Id="t1"))
+        with kit.serve(talk) as shop:
+            done, rows, seen = place(
+                f"http://127.0.0.1:{shop.port}/kit/", ORDERS)
+        (first, headers, body), = talk.seen
+        self.assertEqual(first, "POST /kit/orders HTTP/1.1")
+        self.assertEqual(headers["content-type"], "application/json")
+        self.assertNotIn("authorization", headers)
+        self.assertNotIn("python", headers["user-agent"].lower())
+        self.assertEqual(body, {"sku": "sku_light", "qty": 2})
+        self.assertEqual(rows[1], {
+            "trace_id": "t1", "at": rows[1]["at"], "method": "POST",
+            "url": f"http://127.0.0.1:{shop.port}/kit/orders",
+            "key": talk.keys[0], "req": body, "status": 201,
+            "resp": {"ok": True, "order_id": "ord_0123456789ab"}})
+        self.check_always(done, rows, seen)
+
+    def test_what_the_model_is_asked_and_told(self):
+        message = {"role": "assistant", "content": None, "hm": [1.0],
+                   "tool_calls": [CALL, dict(CALL, id="", x={"y": 1}), {
+                       "function": {"name": "cancel_order",
+                                    "arguments": "{}"}}, {"id": 7}]}
+        with kit.shop() as shop:
+            done, rows, seen = place(
+                f"http://127.0.0.1:{shop.port}",
+                [(200, {"choices": [{"message": message}]}, {}),
+                 (200, chat("done"), {})], MODEL_NAME="a model")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for first, headers, body in seen:
+            self.assertEqual(first, "POST /v1/chat/completions HTTP/1.1")
+            self.assertEqual(headers["content-type"], "application/json")
+            self.assertEqual(set(body),
+                             {"model", "messages", "tools", "stream"})
+            self.assertEqual(body["model"], "a model")
+            tool, = body["tools"]
+            self.assertEqual(tool["type"], "function")
+            self.assertEqual(tool["function"]["name"], "create_order")
+            self.assertEqual(
+                tool["function"]["parameters"]["properties"],
+                {"sku": {"type": "string"}, "qty": {"type": "integer"}})
+        self.assertEqual([row["req"] for row in rows if not row["key"]],
+                         [body for _, _, body in seen])
+        asked, told, *answers = seen[1][2]["messages"]
+        self.assertEqual(asked["role"], "user")
+        ids = [call["id"] for call in told["tool_calls"]]
+        self.assertEqual(len(set(ids)), 4)
+        for call, made_up in zip(message["tool_calls"], ids):
+            call["id"] = made_up
+        self.assertEqual(told, message)
+        self.assertEqual((ids[0], ids[3]), ("c1", 7))
+        self.assertEqual([each["tool_call_id"] for each in answers], ids)
+        said = [json.loads(each["content"]) for each in answers]
+        self.assertEqual(said[:2], [
+            {"status": 201, "body": row["resp"]} for row in rows[1:3]])
+        for each in said[2:]:
+            self.assertEqual(each, {
+                "error": "call create_order with just sku and qty"})
+        self.assertEqual(json.loads(done.stdout), {
+            "final": "done", "replay": "replay.jsonl",
+            "orders": [{"order_id": row["resp"]["order_id"], "status": 201,
+                        "key": row["key"], "trace_id": row["trace_id"]}
+                       for row in rows[1:3]]})
+        self.check_always(done, rows, seen)
+
+    def test_the_last_words_name_only_what_the_shop_confirmed(self):
+        table = [  # last words, exit
+            ("", 0), (None, 0), ("Placed as ord_A-b_9.", 0),
+            ([{"type": "text", "text": "**ord_A-b_9**"}], 0),
+            ("ord_A-b_8", 1), ("ord_A-b", 1), ("ord_A-b_99", 1),
+            ("ord_A-b_9 and ord_C", 1),
+            ([{"type": "text", "text": "ord_C"}], 1)]
+        for words, code in table:
+            with self.subTest(words), kit.serve(talker(gives(
+                    201, {"order_id": "ord_A-b_9"}))) as shop:
+                done, rows, seen = place(
+                    f"http://127.0.0.1:{shop.port}",
+                    [ORDERS[0], (200, chat(words), {})])
+                self.assertEqual(done.returncode, code, done.stderr)
+                self.assertEqual(json.loads(done.stdout)["final"], words)
+                self.check_always(done, rows, seen)
+
+    def test_a_model_that_calls_for_ever_gets_8_turns(self):
+        talk = talker(gives(201))
+        with kit.serve(talk) as shop:
+            done, rows, seen = place(
+                f"http://127.0.0.1:{shop.port}", ORDERS[:1])
+        self.assertEqual((len(seen), len(set(talk.keys))), (8, 8))
+        self.assertEqual(done.returncode, 1)
+        self.assertEqual(len(json.loads(done.stdout)["orders"]), 8)
+        self.check_always(done, rows, seen)
+
+    def test_odd_model_answers_are_no_traceback(self):
+        table = [  # the body of a 200, and what the row keeps
+            b"[" * 100000, b"5", b'"x"', b'{"choices": 5}',
+            b'{"choices": {"0": 1}}', b'{"choices": [5]}',
+            b'{"choices": [{"message": null}]}',
+            b'{"choices": [{"message": []}]}',
+            b'{"choices": [{"message": {"tool_calls": ["x"]}}]}',
+            b'{"choices": [{"message": {"tool_calls": [null]}}]}',
+            b"\x1b[2J\x1b]0;x\x07" * 1000]
+        for body in table:
+            with self.subTest(body[:60]):
+                done, rows, seen = place(
+                    "http://127.0.0.1:9", [(200, body, {})])
+                self.assertEqual(done.returncode, 1)
+                self.assertEqual(len(rows), 1)
+                self.check_always(done, rows, seen)
+
+    def test_a_model_message_counts_only_in_a_200(self):
+        for status in 201, 400:
+            done, rows, seen = place("http://127.0.0.1:9", [
+                (status, chat(None, CALL), {})])
+            self.assertEqual([row["status"] for row in rows], [status])
+            self.check_always(done, rows, seen)
+
+    def test_answers_of_any_depth_are_kept_or_text(self):
+        """A depth that is parsed but cannot be written is a traceback."""
+        self.addCleanup(sys.setrecursionlimit, sys.getrecursionlimit())
+        sys.setrecursionlimit(5000)  # for reading the rows here
+        deep = [b"[" * each + b"]" * each for each in range(955, 1000)]
+        calls = [dict(CALL, id=f"c{number}") for number in range(len(deep))]
+        with kit.serve(talker(*[gives(404, body) for body in deep])) as shop:
+            done, rows, seen = place(
+                f"http://127.0.0.1:{shop.port}",
+                [(200, chat(None, *calls), {}), (200, chat("done"), {})])
+        self.assertEqual(len(rows), len(deep) + 2)
+        self.check_always(done, rows, seen)
+
+    @unittest.skipUnless(os.path.exists("/dev/full"), "no full device")
+    def test_a_full_disk_ends_it_before_the_next_hop(self):
+        with kit.serve(model_of(ORDERS, [])) as model, \
+                self.started(f"http://127.0.0.1:{model.port}",
+                             REPLAY="/dev/full") as run:
+            out, said = run.communicate(timeout=20)
+            self.assertEqual(run.returncode, 1)
+            self.assertEqual(len(said.splitlines()), 1, said)
+            self.assertIn("No space left", said)
+            self.assertEqual(json.loads(out)["orders"], [])
+            self.assertEqual(model.count, 1)
 
     def test_a_proxy_is_not_asked_for_loopback_but_for_others(self):
         asked = []
@@ -306,8 +589,10 @@ class Harness(unittest.TestCase):
             proxies = {"http_proxy": f"http://127.0.0.1:{other.port}"}
             done, rows, seen = place(
                 f"http://127.0.0.1:{shop.port}",
-                [(200, chat(None, CALL), {}), (200, chat("done"), {})],
-                **proxies)
+                ORDERS, **proxies)
+            self.assertEqual((done.returncode, asked), (0, []))
+            done, rows, seen = place(
+                f"http://localhost:{shop.port}", ORDERS, **proxies)
             self.assertEqual((done.returncode, asked), (0, []))
             place(f"http://127.0.0.1:{shop.port}", [], **dict(
                 proxies, MODEL_BASE_URL="http://model.example"))
@@ -336,10 +621,13 @@ class Harness(unittest.TestCase):
             model = stack.enter_context(kit.serve(model_of(
                 [(200, chat("no"), {})], seen)))
             for prompt in [], ["Order 3 units of x."]:
-                kit.run("harness.py", *prompt, cwd=folder,
-                        STUB_URL=f"http://127.0.0.1:{shop.port}",
-                        MODEL_BASE_URL=f"http://127.0.0.1:{model.port}",
-                        MODEL_NAME="any", REPLAY="r.jsonl")
+                done = kit.run(
+                    "harness.py", *prompt, cwd=folder, MODEL_NAME="any",
+                    STUB_URL=f"http://127.0.0.1:{shop.port}",
+                    MODEL_BASE_URL=f"http://127.0.0.1:{model.port}",
+                    REPLAY="r.jsonl")
+                self.assertEqual(json.loads(done.stdout), {
+                    "final": "no", "orders": [], "replay": "r.jsonl"})
             rows = pathlib.Path(folder, "r.jsonl").read_text().splitlines()
         said = [body["messages"][0]["content"] for _, _, body in seen]
         self.assertEqual(

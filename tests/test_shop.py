@@ -1,4 +1,5 @@
 """The shop: four answers, each remembered, under hostile clients too."""
+import calendar
 import concurrent.futures
 import contextlib
 import http.client
@@ -74,7 +75,9 @@ class Routes(unittest.TestCase):
         self.assertEqual(got, 200)
         self.assertIsNone(more["X-Trace-Id"])
         at = trace.pop("at")
-        self.assertRegex(at, r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
+        self.assertAlmostEqual(time.time(), calendar.timegm(
+            time.strptime(at, "%Y-%m-%dT%H:%M:%SZ")), delta=5)
+        self.assertIs(type(trace["status"]), int)
         self.assertEqual(trace, {
             "trace_id": resp["trace_id"], "method": "POST",
             "path": "/orders", "key": key, "req": req,
@@ -136,6 +139,8 @@ class Routes(unittest.TestCase):
                 status, resp, headers = kit.ask(
                     self.port, "POST", "/orders", body, key="wrong")
                 self.assertEqual(status, 400)
+                self.assertEqual(headers["Content-Type"],
+                                 "application/json")
                 self.assertEqual(set(resp), {"error", "trace_id"})
                 self.traced("wrong", req, 400, resp, headers)
         for body in ('{"sku": "a", "sku": "a", "qty": 1}', deep):
@@ -178,6 +183,10 @@ class Routes(unittest.TestCase):
             (POST + b"Content-Length: +30\r\n\r\n" + body, 400),
             (POST + b"Content-Length: 3 0\r\n\r\n" + body, 400),
             (POST + b"Content-Length: \xb2\r\n\r\n", 400),
+            (POST + b"Content-Length: 30 \r\n\r\n" + body, 400),
+            (POST + b"Content-Length:\r\n\r\n", 400),
+            (POST + b"Content-Length: 0x1e\r\n\r\n" + body, 400),
+            (POST + b"Content-Length: 3_0\r\n\r\n" + body, 400),
             (POST + b"Content-Length: 30\r\ncontent-length: 30\r\n\r\n"
              + body, 400),
             (POST + b"Content-Length: 30\r\nTransfer-Encoding: chunked\r\n"
@@ -186,6 +195,10 @@ class Routes(unittest.TestCase):
             (POST + b"Content-Length: 8193\r\n\r\n", 413),
             (POST + b"Content-Length: " + b"9" * 6000 + b"\r\n\r\n", 413),
             (b"POST /x HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}", 404),
+            (b"POST /orders/ HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}",
+             404),
+            (b"POST /ordersx HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}",
+             404),
             (b"GET /x HTTP/1.1\r\n\r\n", 404),
             (b"GET /orders HTTP/1.1\r\n\r\n", 404),
             (b"GET /orders/x HTTP/1.1\r\n\r\n", 404),
@@ -197,6 +210,10 @@ class Routes(unittest.TestCase):
             (b"garbage\r\n\r\n", 400),
             (b"GET / HTTP/9.9\r\n\r\n", 505),
             (b"GET / NOPE/1.1\r\n\r\n", 400),
+            (b"\x16\x03\x01\r\n\r\n", 400),
+            (b'G"T / HTTP/1.1\r\n\r\n', 501),
+            (b"POST /\r\n\r\n", 400),
+            (b"GET / HTTP/1.1\r\nContent-Length: 8193\r\n\r\n", 413),
             (b"GET /" + long + b" HTTP/1.1\r\n\r\n", 414),
             (b"GET / HTTP/1.1\r\nA: " + long + b"\r\n\r\n", 431),
             (b"GET / HTTP/1.1\r\n" + b"A: b\r\n" * 200 + b"\r\n", 431)]
@@ -270,11 +287,19 @@ class Routes(unittest.TestCase):
             link.sendall(body)
             self.assertEqual(statuses(link.recv(65536)), [201])
 
+    def test_a_request_without_a_version_gets_a_status_line(self):
+        got = raw(self.port, b"GET /\r\n\r\n")
+        self.assertEqual(statuses(got), [200])
+        self.assertTrue(got.endswith(b'{"ok": true}<closed>'))
+
     def test_of_32_clients_with_one_key_one_places_the_order(self):
-        with concurrent.futures.ThreadPoolExecutor(32) as pool:
-            for race in range(5):
+        """With a JOURNAL, since its write lets other threads run."""
+        with concurrent.futures.ThreadPoolExecutor(32) as pool, \
+                tempfile.TemporaryDirectory() as folder, \
+                kit.shop(JOURNAL=f"{folder}/traces.jsonl") as shop:
+            for race in range(10):
                 got = list(pool.map(lambda _: kit.ask(
-                    self.port, "POST", "/orders", ORDER,
+                    shop.port, "POST", "/orders", ORDER,
                     key=f"race {race}"), range(32)))
                 self.assertEqual(sorted(each[0] for each in got),
                                  [200] * 31 + [201])
@@ -351,8 +376,9 @@ class Start(unittest.TestCase):
 
     def test_a_signal_ends_it_quietly_with_0(self):
         for number in signal.SIGINT, signal.SIGTERM:
-            with self.subTest(number), kit.shop() as shop:
-                kit.ask(shop.port, "GET", "/")
+            with self.subTest(number), kit.shop() as shop, \
+                    socket.create_connection(("127.0.0.1", shop.port)):
+                kit.ask(shop.port, "GET", "/")  # beside an idle client
                 shop.send_signal(number)
                 self.assertEqual(shop.wait(5), 0)
                 self.assertEqual(shop.stderr.read(), "")
@@ -365,6 +391,25 @@ class Start(unittest.TestCase):
                     shop.line, r"http://127\.0\.0\.1:\d+, traces die")
             with kit.shop(JOURNAL=journal) as shop:
                 self.assertIn(f"traces live in {journal}", shop.line)
+
+
+    def test_without_settings_it_is_port_8080_on_every_address(self):
+        """Read from the sentences that say what cannot be served."""
+        for env, said in (dict(PORT="x"), "0.0.0.0:x"), \
+                (dict(HOST="no.such.host.invalid"),
+                 "no.such.host.invalid:8080"):
+            done = subprocess.run(
+                [sys.executable, str(kit.ROOT / "stub_shop.py")],
+                env=dict(kit.CLEAN, **env), timeout=20,
+                stderr=subprocess.PIPE, encoding="utf-8")
+            self.assertIn(f" {said}: ", done.stderr)
+
+    @unittest.skipIf(os.name == "nt", "there the option means sharing")
+    def test_the_port_can_be_taken_again_at_once(self):
+        with kit.shop() as shop:
+            raw(shop.port, b"GET /x HTTP/1.1\r\n\r\n")  # it hangs up
+        with kit.shop(port=shop.port) as again:
+            self.assertEqual(again.port, shop.port)
 
 
 class Journal(unittest.TestCase):
@@ -431,11 +476,14 @@ class Journal(unittest.TestCase):
     def test_a_bad_line_elsewhere_is_named_and_nothing_is_changed(self):
         self.fill()
         lines = self.path.read_bytes().splitlines(keepends=True)
-        bent = json.loads(lines[1])
-        del bent["key"]
+        bent = json.loads(lines[0])
+        del bent["resp"]["order_id"]
+        less = json.loads(lines[1])
+        del less["key"]
         for bad in (b"nope\n", b"\n", b"[]\n", b"{}\n", b"5\n", b"null\n",
                     b'"x"\n', b"\xff\n", lines[1][:-9] + b"\n",
-                    json.dumps(bent).encode() + b"\n"):
+                    json.dumps(bent).encode() + b"\n",
+                    json.dumps(less).encode() + b"\n"):
             with self.subTest(bad[:30]):
                 whole = lines[0] + bad + b"".join(lines[2:]) + b"{"
                 self.path.write_bytes(whole)
