@@ -7,7 +7,7 @@
 
 Run it beside invoices/, with a Python that has pytest 6.2 or newer.
 pytest gets a copy of the three fixture files and nothing else. TIMEOUT
-(120) is seconds. Exits with 0 done, 1 refused, 2 could not be done.
+(120) is seconds. Exits with 0 done, 1 refused, 2 unable.
 """
 import atexit
 import contextlib
@@ -28,24 +28,15 @@ STAMP = ART / "model_allowed.at"
 GREEN = ART / "green.log"
 HOME = pathlib.Path("invoices" if os.path.isdir("invoices") else "")
 DATA = HOME / "sample.csv"
-CODE = [HOME / "invoices.py", HOME / "test_invoices.py"]
-MAX_LOG = 1024 * 1024  # bytes kept of a run
+CODE = (HOME / "invoices.py", HOME / "test_invoices.py")
+OPEN = "The model window is open. Red is already on record."
 NOW = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 TIMEOUT = os.getenv("TIMEOUT") or "120"
 PYTEST = (sys.executable, "-m", "pytest", str(CODE[1]), "--runxfail",
           "--color=no", "-c", "gate.ini", "--junitxml=report.xml")
-ENV = {name: value for name, value in os.environ.items()
-       if not name.startswith(("PYTEST", "PYTHON"))}
+ENV = {k: v for k, v in os.environ.items()
+       if k[:6] not in ("PYTEST", "PYTHON")}
 ENV.update(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", COLUMNS="120")
-VERSION = ("import pytest; exit([int(part) for part in "
-           "pytest.__version__.split('.')[:2]] < [6, 2])")
-COUNTS = ('<testsuite name="pytest" errors="(.+?)" failures="(.+?)" '
-          'skipped="(.+?)" tests="(.+?)"')
-
-
-def cannot(sentence):
-    print(sentence, file=sys.stderr)
-    sys.exit(2)
 
 
 def read(path):
@@ -54,39 +45,37 @@ def read(path):
 
 
 def sums(*paths, mark=""):
-    """Return a line for each file, as sha256sum writes it."""
+    """Return lines as sha256sum writes them."""
     return "".join(
         f"{mark}{hashlib.sha256(read(path)).hexdigest()}"
         f"  {path.as_posix()}\n" for path in paths)
 
 
-def pytest(folder, output):
+def pytest(folder, output, *more):
     """Run pytest in a folder; return how it ended."""
     child = subprocess.Popen(
-        PYTEST, cwd=folder, env=ENV, stdin=subprocess.DEVNULL,
+        PYTEST + more, cwd=folder, env=ENV, stdin=subprocess.DEVNULL,
         stdout=output, stderr=output, start_new_session=True)
     try:
         return f"exit {child.wait(int(TIMEOUT))}"
     except subprocess.TimeoutExpired:
         return f"no end in {TIMEOUT} s"
     finally:
-        with contextlib.suppress(OSError):  # nothing left to kill
+        with contextlib.suppress(OSError):  # nobody left
             getattr(os, "killpg", os.kill)(child.pid, 9)
         child.wait()
 
 
 def judge(end, report):
     """Return red, green or broken, and why."""
-    found = re.search(COUNTS, report)
-    if not found:
-        return "broken", f"pytest: {end}, no report"
-    errors, failures, skipped, tests = found.groups()
-    why = (f"pytest: {end}, {tests} tests, {failures} failures, "
-           f"{errors} errors, {skipped} skipped")
-    if end == "exit 1" and failures != "0":
-        return "red", why
-    clean = failures == errors == "0" and tests != skipped
-    return "green" if clean and end == "exit 0" else "broken", why
+    counts, errors, failures, skipped, tests = re.search(
+        r'<testsuite name="pytest" (errors="(\d+)" failures="(\d+)"'
+        r' skipped="(\d+)" tests="(\d+)")|$', report).groups()
+    failed = end == "exit 1" and failures not in (None, "0")
+    passed = (end == "exit 0" and errors == failures == "0"
+              and skipped != tests)
+    outcome = "red" if failed else "green" if passed else "broken"
+    return outcome, f"{end}, {counts or 'no report'}"
 
 
 def run_tests(log, *also):
@@ -95,47 +84,44 @@ def run_tests(log, *also):
     folder = pathlib.Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     (folder / HOME).mkdir(exist_ok=True)
-    for path in [DATA] + CODE:
+    for path in (DATA, *CODE):
         shutil.copyfile(path, folder / path)
     (folder / "gate.ini").write_text("[pytest]\nminversion = 6.2\n")
-    # No pipe: what the tests leave behind would hold it open.
+    # No pipe: a child left behind would hold it.
     with tempfile.TemporaryFile() as output:
         end = pytest(folder, output)
         output.seek(0)
-        kept = output.read(MAX_LOG)
-        report = read(folder / "report.xml").decode(errors="replace")
-        if not report and subprocess.call(
-                [sys.executable, "-c", VERSION], env=ENV,
-                stderr=subprocess.DEVNULL):
-            cannot(f"{sys.executable} has no pytest 6.2 or newer.")
+        kept = output.read(2**20).rstrip()  # the first MiB
+        report = read(folder / "report.xml").decode("ascii", "replace")
+        if not report and pytest(folder, output, "--help") != "exit 0":
+            raise OSError(f"{sys.executable} has no pytest 6.2.")
     outcome, why = judge(end, report)
     if outcome == log.stem:
         ART.mkdir(exist_ok=True)
         header = f"# {outcome} {NOW} {why}\n{hashes}".encode()
         with log.open("ab") as record:
-            record.write(header + kept.rstrip() + b"\n")
-    for line in kept.splitlines():
-        print(re.sub(rb"[^\t -~]", b"?", line).decode())
+            record.write(header + kept + b"\n")
+    print(re.sub(rb"[^\n -~]", b" ", kept).decode(), why, sep="\n")
     return outcome, why
 
 
 def red():
     outcome, why = run_tests(RED)
     if outcome == "green":
-        sys.exit("red.log is green. The gate wants a failure.")
+        return "red.log is green. The gate wants a failure."
     if outcome == "broken":
-        sys.exit(f"That is a broken run, not a failing test. {why}")
+        return f"That is a broken run, not a failing test. {why}"
     print("red captured")
 
 
 def model():
     reds = re.findall(rb"# red .*\n((?:# .{64}  .*\n)+)", read(RED))
     if not reds:
-        sys.exit("No red log. The model waits.")
+        return "No red log. The model waits."
     if not read(PROMPT).decode("utf-8-sig", "replace").strip():
-        sys.exit("Write artifacts/prompt.txt first.")
+        return "Write artifacts/prompt.txt first."
     if reds[-1] != sums(DATA, *CODE, mark="# ").encode():
-        sys.exit("The fixture changed since red. Run red again.")
+        return "The fixture changed since red. Run red again."
     lines = sums(RED, PROMPT, DATA) + sums(*CODE, mark="# ")
     with STAMP.open("xb") as stamp:
         stamp.write(f"# {NOW} model window opened\n{lines}".encode())
@@ -144,29 +130,29 @@ def model():
 
 def green():
     if not STAMP.exists():
-        sys.exit("Green before model is a skip, not a pass.")
-    for path in RED, PROMPT, DATA:
+        return "Green before model is a skip, not a pass."
+    for path in (RED, PROMPT, DATA):
         if sums(path).encode() not in read(STAMP):
-            sys.exit(f"{path.name} changed after the window opened.")
-    outcome, why = run_tests(GREEN, STAMP)
-    if outcome != "green":
-        print(why)
-        sys.exit("still red")
+            return f"{path.name} changed after the window opened."
+    if run_tests(GREEN, STAMP)[0] != "green":
+        return "still red"
     print(sums(GREEN) + "green captured")
 
 
 def main():
     verbs = {"red": red, "model": model, "green": green}
     verb = verbs.get(" ".join(sys.argv[1:]))
-    if not verb or not re.fullmatch("[0-9]{1,5}", TIMEOUT):
-        cannot("usage: python gate.py red|model|green")
+    why = "usage: python gate.py red|model|green"
     try:
-        if verb != green and STAMP.exists():
-            sys.exit("The model window is open. "
-                     "Red is already on record.")
-        verb()
+        if verb:
+            late = verb != green and STAMP.exists()
+            sys.exit(OPEN if late else verb())
     except (KeyboardInterrupt, OSError) as err:
-        cannot(f"Stopped. {err}")
+        why = f"Stopped. {err}"
+    except (OverflowError, ValueError):
+        why = f"TIMEOUT={TIMEOUT} is not in seconds."
+    print(why, file=sys.stderr)
+    sys.exit(2)
 
 
 if __name__ == "__main__":
