@@ -449,6 +449,9 @@ class Green(Gate):
             ("os._exit(0) at exit", STILL,
              "import atexit, os\natexit.register(os._exit, 0)\n" + FAILS),
             ("one passes, one errors", STILL, PASSES + FIXTURE_ERROR),
+            ("an error, then os._exit(0) at exit", STILL,
+             "import atexit, os\natexit.register(os._exit, 0)\n" + PASSES
+             + FIXTURE_ERROR),
             ("collection error", STILL, "import nothing\n" + PASSES),
             ("prints passed and fails", STILL,
              "def test_a():\n    print('1 passed in 0.01s')\n"
@@ -726,21 +729,53 @@ class UnderFire(Gate):
             venv.create(folder, symlinks=POSIX)
             python = next(path for path in pathlib.Path(folder).glob(
                 "[bS]*/python*") if path.stem == "python")
-            site = subprocess.run(
+            site = pathlib.Path(subprocess.run(
                 [str(python), "-c", "import sysconfig; "
                  "print(sysconfig.get_path('purelib'))"], text=True,
-                stdout=subprocess.PIPE, check=True).stdout.strip()
-            for old in None, "raise SystemExit(4)  # an old pytest\n":
-                with self.subTest(old):
-                    if old:
-                        pathlib.Path(site, "pytest.py").write_text(old)
-                    done = subprocess.run(
-                        [str(python), str(kit.ROOT / "gate.py"), "red"],
-                        cwd=here.path, env=kit.CLEAN, text=True,
-                        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-                    self.assertEqual(done.returncode, 2, done.stderr)
-                    self.assertRegex(done.stderr,
-                                     r"\A.*has no pytest 6\.2\.\n\Z")
+                stdout=subprocess.PIPE, check=True).stdout.strip())
+
+            def red():
+                return subprocess.run(
+                    [str(python), str(kit.ROOT / "gate.py"), "red"],
+                    cwd=here.path, env=kit.CLEAN, text=True,
+                    stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+            done = red()
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertRegex(done.stderr, r"\A.* has no pytest 6\.2\.\n\Z")
+            # From here on the venv shares the pytest of the tests.
+            paths = subprocess.run(
+                [sys.executable, "-c", "import sys; "
+                 "print(*filter(None, sys.path), sep='\\n')"], text=True,
+                env=kit.CLEAN, stdout=subprocess.PIPE, check=True).stdout
+            (site / "shared.pth").write_text(paths)
+            (site / "away-1.dist-info").mkdir()
+            (site / "away-1.dist-info/METADATA").write_text(
+                "Metadata-Version: 2.1\nName: away\nVersion: 1\n")
+            (site / "away-1.dist-info/entry_points.txt").write_text(
+                "[pytest11]\naway = away\n")
+            (site / "away.py").write_text("import os\nos._exit(0)\n")
+            with self.subTest("an installed plugin that would end it"):
+                done = red()
+                self.assertEqual(done.returncode, 0, done.stderr)
+            (site / "sitecustomize.py").write_text(
+                "import pytest\npytest.__version__ = '6.1.2'\n")
+            with self.subTest("an old pytest"):
+                done = red()
+                self.assertEqual(done.returncode, 2, done.stderr)
+                self.assertRegex(done.stderr,
+                                 r"\A.* has no pytest 6\.2\.\n\Z")
+
+    def test_a_run_gets_nothing_to_read(self):
+        with work() as here:
+            here.tests("import atexit, os\n"
+                       "atexit.register(os.read, 0, 1)\n" + FAILS)
+            with subprocess.Popen(
+                    [sys.executable, str(kit.ROOT / "gate.py"), "red"],
+                    cwd=here.path, env=dict(kit.CLEAN, TIMEOUT="6"),
+                    stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL) as gate:
+                self.assertEqual(gate.wait(30), 0)
 
 
 if __name__ == "__main__":
