@@ -106,8 +106,8 @@ SHOPS = [  # what the shop does, statuses in the file, exit
     ("is away", [gives(503, b"away"), gives(504, {}), gives(201)],
      [503, 504, 201], 0),
     ("is broken for good", [gives(500, {})], [500] * 3, 1),
-    ("says 409", [gives(409, {})], [409], 1),
-    ("says 400", [gives(400, {})], [400], 1),
+    ("says 409 with an order", [gives(409)], [409], 1),
+    ("says 400 with an order", [gives(400)], [400], 1),
     ("says 401", [gives(401, {})], [401], 1),
     ("says 404", [gives(404, {})], [404], 1),
     ("says 501", [gives(501, {})], [501], 1),
@@ -166,6 +166,18 @@ def echo(_):
                      MODEL_BASE_URL=f"http://127.0.0.1:{model.port}")
 
 
+def tunnel(_):
+    """Return what comes of a proxy whose refusal is coloured."""
+    def talk(link, number):
+        kit.read_request(link)
+        link.sendall(b"HTTP/1.1 403 \x1b[31mno\x07\r\n\r\n")
+
+    with kit.serve(talk) as proxy:
+        return place("http://127.0.0.1:9", [],
+                     MODEL_BASE_URL="https://model.example",
+                     https_proxy=f"http://127.0.0.1:{proxy.port}")
+
+
 def dripped(_):
     """Return how long it takes to give up a model that drips."""
     def drip(link, number):
@@ -198,6 +210,7 @@ class Harness(unittest.TestCase):
         cls.shop = stack.enter_context(kit.shop(JOURNAL=str(cls.journal)))
         cls.dripped = pool.map(dripped, [1])
         cls.echoed = pool.map(echo, [1])
+        cls.tunnelled = pool.map(tunnel, [1])
         cls.reached = pool.map(reach, [
             "http://[::1]:9/v1", "http://127.0.0.1:99999", "http://../v1",
             "http://" + "a" * 300])
@@ -383,7 +396,8 @@ class Harness(unittest.TestCase):
                 self.assertEqual(len(waited), 2, "three attempts in all")
                 for least, real in zip(due, waited):
                     self.assertGreater(real, least - 0.1)
-                    self.assertLess(real, least + 0.9)
+                # A busy machine adds to it, so this is lenient.
+                self.assertLess(sum(waited), sum(due) + 3)
 
     def test_it_waits_30_seconds_at_most(self):
         """As much as a reader has time for: more is an OverflowError."""
@@ -435,6 +449,11 @@ class Harness(unittest.TestCase):
     def test_an_error_never_quotes_a_header(self):
         (done, rows, _), = self.echoed
         self.assertEqual(rows[0]["error"], "BadStatusLine")
+        self.check_always(done, rows, [])
+
+    def test_what_a_proxy_says_cannot_steer_the_terminal(self):
+        (done, rows, _), = self.tunnelled
+        self.assertIn("403", rows[0]["error"])
         self.check_always(done, rows, [])
 
     def test_the_shop_gets_the_order_and_no_api_key(self):
@@ -518,6 +537,18 @@ class Harness(unittest.TestCase):
                 self.assertEqual(done.returncode, code, done.stderr)
                 self.assertEqual(json.loads(done.stdout)["final"], words)
                 self.check_always(done, rows, seen)
+
+    def test_tool_calls_that_are_no_list_are_no_calls(self):
+        for calls in {"0": CALL}, "create_order", 5, True, None, []:
+            last = {"choices": [{"finish_reason": "tool_calls", "message": {
+                "content": "done", "tool_calls": calls}}]}
+            with self.subTest(calls), kit.serve(talker(gives(201))) as shop:
+                done, rows, seen = place(
+                    f"http://127.0.0.1:{shop.port}",
+                    [ORDERS[0], (200, last, {})])
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(json.loads(done.stdout)["final"], "done")
+                self.assertEqual(len(rows), 3)
 
     def test_a_model_that_calls_for_ever_gets_8_turns(self):
         talk = talker(gives(201))
