@@ -708,7 +708,7 @@ class UnderFire(Gate):
             (here.path / "artifacts/red.log").unlink()
             here.says("red", RED)
             here.write("artifacts/prompt.txt", "Why?")
-            (here.path / "artifacts/model_allowed.at").symlink_to("gone/x")
+            (here.path / "artifacts/model_allowed.at").symlink_to("elsewhere")
             here.cannot("model", "artifacts/model_allowed.at")
 
     def test_a_folder_that_is_read_only_is_one_sentence(self):

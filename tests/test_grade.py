@@ -280,8 +280,10 @@ class Candidate:
 
     def __init__(self, prefix="", replay=200, conflict=409, lookup=200,
                  always_new=False, tell=dict, header="X-Trace-Id",
-                 bend=None):
+                 bend=None, trace_status=200, lies=None):
         self.bend = bend  # of the bytes of every answer
+        self.trace_status = trace_status
+        self.lies = lies or {}  # status in the trace -> status sent
         self.prefix, self.header, self.tell = prefix, header, tell
         self.replay, self.conflict = replay, conflict
         self.lookup, self.always_new = lookup, always_new
@@ -315,7 +317,8 @@ class Candidate:
                 "trace_id": trace_id, "method": "POST",
                 "path": self.prefix + "/orders", "key": key, "req": req,
                 "status": status, "resp": resp}
-        kit.answer(link, status, resp, **{self.header: trace_id})
+        kit.answer(link, self.lies.get(status, status), resp,
+                   **{self.header: trace_id})
 
     def talk(self, link, number):
         first, headers, raw = kit.read_request(link)
@@ -337,7 +340,7 @@ class Candidate:
         if name not in self.traces:
             return kit.answer(link, 404, {"error": "not found"})
         trace = self.tell(copy.deepcopy(self.traces[name]))
-        return kit.answer(link, 200, trace)
+        return kit.answer(link, self.trace_status, trace)
 
 
 class Link:
@@ -962,7 +965,7 @@ class TakeHomes(GraderCase):
                 (b"{}\n", 31 * MIB, "yes yes no")):
             with self.subTest(line):
                 data = REAL.long + line * (size // len(line))
-                run = grade(data, meter=True, timeout=20)
+                run = grade(data, meter=True, timeout=40)
                 self.check_output(run)
                 self.check_words(run, words)
 
@@ -1075,6 +1078,21 @@ class LiveShops(GraderCase):
                 kit.answer(link, status, resp, X_Trace_Id="tprobe")
             shop.post = post_
 
+        def another_order(shop, rows):
+            place = shop.place
+
+            def place_(key, req):
+                status, resp = place(key, req)
+                if status == 200:
+                    resp["order_id"] = "ord_another"
+                return status, resp
+            shop.place = place_
+
+        def no_order_id(shop, rows):
+            for row in rows[1:3]:
+                for side in row, shop.traces[row["trace_id"]]:
+                    side["resp"].pop("order_id")
+
         def answer_with(status, resp, **headers):
             def bend(shop, rows):
                 shop.post = lambda link, key, raw: kit.answer(
@@ -1121,6 +1139,18 @@ class LiveShops(GraderCase):
             ("plays the file back", "yes no yes", {}, play_all_back),
             ("has one trace for three answers", "yes no yes", {},
              one_trace),
+            ("names another order on replay", "yes no yes", {},
+             another_order),
+            ("sends 201 on replay and traces a 200", "yes no yes",
+             {"lies": {200: 201}}, lambda shop, rows: rows[:2]),
+            ("sends 200 for a conflict and traces a 409", "yes no yes",
+             {"lies": {409: 200}}, lambda shop, rows: rows[:3]),
+            ("answers 403 and the trace all the same", "yes no no",
+             {"trace_status": 403}),
+            ("answers 201 and the trace all the same", "yes no no",
+             {"trace_status": 201}),
+            ("has an order without an id in file and trace",
+             "any any no", {}, no_order_id),
             ("sends no trace id", "yes no yes", {}, trace_ids(None)),
             ("sends an empty trace id", "yes no yes", {}, trace_ids("")),
             ("sends a path as trace id", "yes no yes", {},
@@ -1209,6 +1239,19 @@ class LiveShops(GraderCase):
                   for name in ("method", "path", "key", "req", "status",
                                "resp")]
         self.candidates(table)
+
+    def test_a_difference_weighs_more_than_a_lost_trace(self):
+        rows = copy.deepcopy(REAL.rows)
+        rows[1]["trace_id"] = rows[3]["trace_id"] = "lost"
+        rows[3]["trace_id"] += "_too"
+        rows[4]["status"] = 400
+        for seed, run in together(
+                lambda seed: grade(lines(rows), None, "--rows", 9, "--seed",
+                                   seed), range(6)):
+            with self.subTest(seed=seed):
+                self.check_output(run, rows=4)
+                self.check_words(run, "yes yes no")
+                self.assertIn("row 5", run.why["wire"])
 
     def test_the_note_about_another_host(self):
         long = REAL.long.replace(b"127.0.0.1", b"localhost")
@@ -1322,7 +1365,7 @@ class Output(GraderCase):
             return grade(lines(rows), None, "--rows", case[0], "--seed",
                          case[1])
         cases = [(count, seed) for count in (2, 3, 4, 5)
-                 for seed in range(4)]
+                 for seed in range(3)]
         seen = set()
         for (count, seed), run in together(run, cases):
             with self.subTest(count=count, seed=seed):
@@ -1602,7 +1645,7 @@ class UnderAttack(GraderCase):
                     self.assertEqual(len(run.hit), 1,
                                      "asked again after the first silence")
                     self.assertGreater(run.took, 15)
-                    self.assertLess(run.took, 26)
+                    self.assertLess(run.took, 39)
 
 
 # ----------------------------------------------------------------------
