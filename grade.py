@@ -248,7 +248,7 @@ def main():
     try:
         rows, args.wrong = read(args.replay)
     except OSError as err:
-        parser.error(f"the file cannot be read: {err.strerror}")
+        parser.error(f"{canon(args.replay)[:300]}: {err.strerror}")
     shop, words = [row for row in rows if row["shop"]], []
     for check in tool_call, idempotency, wire:
         try:

@@ -521,7 +521,7 @@ class Journal(unittest.TestCase):
                         port, "POST", "/orders", ORDER, key=key)
                     answered[key] = status, resp
 
-        for kill in range(3):
+        for kill in range(6):
             with kit.shop(JOURNAL=str(self.path)) as shop:
                 threads = [threading.Thread(
                     target=order, args=(shop.port, f"{kill} {each}"))
