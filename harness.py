@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""Let a model order from a shop, a row for a hop.
+"""Let a model order from a shop, a row a hop.
 
     STUB_URL=http://127.0.0.1:8080 MODEL_NAME=any \\
     MODEL_BASE_URL=http://127.0.0.1:11434/v1 \\
     python3 harness.py "Order 2 units of sku_light."
 
 REPLAY (replay.jsonl) gets the rows. TIMEOUT (60) is seconds a hop,
-MODEL_API_KEY is for the model alone (*** in its errors). Exit status:
-0 if the shop confirmed what the model ordered and said, 1 if not, 2 if
-it could not start.
+MODEL_API_KEY is for the model alone (*** in its errors). Exits with 0
+if the shop confirmed what the model said, 1 if not, 2 if unable.
 """
 import http.client
 import json
@@ -30,7 +29,7 @@ URL = r"https?://([\w.-]+|\[[\da-f:.]+\])(:\d{1,5})?(/[!-\"$->A-~]*)?"
 CHECKS = {"STUB_URL": URL, "MODEL_BASE_URL": URL, "MODEL_NAME": ".+",
           "MODEL_API_KEY": "[ -~]*", "TIMEOUT": r"\d{0,5}"}
 TURNS = 8
-MAX_BODY = 256 * 1024  # bytes
+MAX_BODY = 2**18  # bytes
 RETRY = (None, 429, 500, 502, 503, 504)
 MISFIT = (AttributeError, LookupError, TypeError, ValueError)
 TOOLS = [{"type": "function", "function": {
@@ -41,10 +40,10 @@ TOOLS = [{"type": "function", "function": {
 
 
 def parse(body):
-    """Return the JSON value of some bytes, or else their text."""
+    """Return the JSON value of bytes, or else their text."""
     try:
         value = json.loads(body.decode())
-        # No NaN, no 1e999, nothing too deep.
+        # No NaN, no 1e999, not too deep.
         json.dumps([[[[value]]]], allow_nan=False)
         return value
     except (RecursionError, ValueError):
@@ -52,7 +51,7 @@ def parse(body):
 
 
 def fetch(request, answers):
-    """Append (status, headers, value), or (None, {}, why not)."""
+    """Append (status, headers, value), or (None, {}, why)."""
     local = re.match(r"localhost|127\.|\[::1", request.host)
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({} if local else None))
@@ -66,13 +65,12 @@ def fetch(request, answers):
             body = body.replace(API_KEY.encode(), b"***")
         answers.append((answer.status, answer.headers, parse(body)))
     except (OSError, ValueError, http.client.HTTPException) as err:
-        # Its text may quote a header.
-        why = getattr(err, "reason", type(err).__name__)
+        why = getattr(err, "reason", type(err).__name__)  # no header
         answers.append((None, {}, str(why)))
 
 
 def hop(url, req, key=None, pauses=(1, 3)):
-    """POST req, three times at most; return the last row."""
+    """POST req up to three times; return the last row."""
     headers = {"Content-Type": "application/json",
                "User-Agent": "harness/1"}
     if key:
@@ -86,7 +84,7 @@ def hop(url, req, key=None, pauses=(1, 3)):
     thread = threading.Thread(
         target=fetch, args=(request, answers), daemon=True)
     thread.start()
-    thread.join(float(TIMEOUT))  # a drip resets timeout=
+    thread.join(float(TIMEOUT))  # drips reset timeout=
     status, headers, resp = answers[-1]
     row = dict(trace_id=headers.get("X-Trace-Id"), at=at, method="POST",
                url=url, key=key, req=req, status=status, resp=resp)
@@ -121,18 +119,20 @@ def call_model(messages):
 def create_order(call, orders):
     """Place a call's order; return its answer."""
     try:
-        args = call["function"]["arguments"]
-        args = parse(args.encode()) if isinstance(args, str) else args
+        text = call["function"]["arguments"]
+        text = text if isinstance(text, str) else json.dumps(text)
+        args = parse(text.encode())
         if (call["function"]["name"] != "create_order"
-                or args.keys() != {"sku", "qty"}):
+                or args.keys() != {"sku", "qty"}
+                or len(json.loads(text, object_pairs_hook=list)) > 2):
             raise ValueError
     except MISFIT:
-        return {"error": "call create_order with just sku and qty"}
+        return {"error": "create_order takes just sku and qty"}
     key = "idem_" + os.urandom(16).hex()
     row = hop(STUB + "/orders", args, key)
     status, resp = row["status"], row["resp"]
     if not status:
-        sys.exit("The shop gave an order no answer.")
+        sys.exit("The shop gave no answer.")
     order_id = isinstance(resp, dict) and resp.get("order_id")
     if status in (200, 201) and isinstance(order_id, str):
         orders.append(dict(order_id=order_id, status=status, key=key,
@@ -153,11 +153,11 @@ def converse(prompt, end):
         if not calls:
             break
     else:
-        sys.exit("The model never stops calling.")
+        sys.exit("The model goes on calling.")
     end["final"] = message.get("content")
     named = re.findall(r"ord_[\w-]+", json.dumps(end["final"]))
-    known = [order["order_id"] for order in end["orders"]]
-    if not known or set(named) - set(known):
+    known = {order["order_id"] for order in end["orders"]}
+    if not known or set(named) - known:
         sys.exit("The shop confirmed no such order.")
 
 

@@ -481,6 +481,31 @@ class Harness(unittest.TestCase):
             "resp": {"ok": True, "order_id": "ord_0123456789ab"}})
         self.check_always(done, rows, seen)
 
+    def test_what_is_not_exactly_an_order_is_refused_not_repaired(self):
+        order = '{"sku": "sku_light", "qty": 2}'
+        table = [
+            '{"sku": "sku_old", "sku": "sku_light", "qty": 2}',
+            '{"sku": "sku_light", "qty": 2, "qty": 2}', order + order,
+            order[:-1], "'" + order + "'", json.dumps(order), f"[{order}]",
+            '[["sku", "sku_light"], ["qty", 2]]', order.replace("2", "NaN"),
+            order.replace("2", "1e999"), order.replace("2", "[" * 50000),
+            order + "\ud800", "", " ",
+            ["sku", "qty"], {"sku": "sku_light"}, 5, None, True]
+        calls = [dict(CALL, id=f"c{number}", function={
+            "name": "create_order", "arguments": arguments})
+            for number, arguments in enumerate(table)]
+        with kit.shop() as shop:
+            done, rows, seen = place(f"http://127.0.0.1:{shop.port}", [
+                (200, {"choices": [{"message": {"tool_calls": calls}}]}, {}),
+                (200, chat("done"), {})])
+        answers = seen[1][2]["messages"][2:]
+        for arguments, each in zip(table, answers):
+            with self.subTest(str(arguments)[:60]):
+                self.assertIn("just sku and qty", each["content"])
+        self.assertEqual(len(answers), len(table))
+        self.assertEqual(json.loads(done.stdout)["orders"], [])
+        self.assertEqual(done.returncode, 1)
+
     def test_what_the_model_is_asked_and_told(self):
         message = {"role": "assistant", "content": None, "hm": [1.0],
                    "tool_calls": [CALL, dict(CALL, id="", x={"y": 1}), {
@@ -520,7 +545,7 @@ class Harness(unittest.TestCase):
             {"status": 201, "body": row["resp"]} for row in rows[1:3]])
         for each in said[2:]:
             self.assertEqual(each, {
-                "error": "call create_order with just sku and qty"})
+                "error": "create_order takes just sku and qty"})
         self.assertEqual(json.loads(done.stdout), {
             "final": "done", "replay": "replay.jsonl",
             "orders": [{"order_id": row["resp"]["order_id"], "status": 201,
