@@ -13,6 +13,7 @@ import threading
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CLEAN = {name: value for name, value in os.environ.items()
          if name.upper() in ("PATH", "SYSTEMROOT", "TEMP", "TMP", "HOME")}
+CLEAN["SSL_CERT_FILE"] = os.devnull  # a new Python reads it for any URL
 
 
 @contextlib.contextmanager

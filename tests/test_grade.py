@@ -28,7 +28,7 @@ import urllib.parse
 
 import kit
 
-FUZZ = int(os.environ.get("FUZZ", 24))
+FUZZ = int(os.environ.get("FUZZ", 12))
 FUZZ_SEED = int(os.environ.get("FUZZ_SEED", 1))
 SLOW = os.environ.get("SLOW")
 THREADS = 3  # a run waits a little for the shop
