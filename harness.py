@@ -40,7 +40,7 @@ TOOLS = [{"type": "function", "function": {
 
 
 def parse(body):
-    """Return the JSON value of bytes, or else their text."""
+    """Return the JSON value of bytes, or their text."""
     try:
         value = json.loads(body.decode())
         # No NaN, no 1e999, not too deep.
@@ -65,7 +65,7 @@ def fetch(request, answers):
             body = body.replace(API_KEY.encode(), b"***")
         answers.append((answer.status, answer.headers, parse(body)))
     except (OSError, ValueError, http.client.HTTPException) as err:
-        why = getattr(err, "reason", type(err).__name__)  # no header
+        why = getattr(err, "reason", type(err).__name__)  # hides headers
         answers.append((None, {}, str(why)))
 
 
