@@ -5,7 +5,7 @@
 
 Three questions: tool_call, idempotency, wire. Three answers: yes, no,
 or ? for what could not be asked. Exit status: 0 complete, 1 incomplete
-(a no), 2 usage, 3 not gradable (a ?, which is not a fail). N (2) rows
+(a no), 2 usage, 3 not gradable (a ?, not a fail). N (2) rows
 are drawn, --seed repeats a draw. It takes a minute at most.
 """
 import argparse
@@ -83,8 +83,8 @@ def read(name):
     if len(raw) > MAX_FILE:
         return rows, ["over 32 MiB: not a weekend's trace"]
     for number, line in enumerate(re.finditer(b".*\n|.+", raw), 1):
-        if not line[0].strip(b"\xef\xbb\xbf \t\r\n") or wrong[99:]:
-            continue  # 100 are enough
+        if not line[0].strip(b"\xef\xbb\xbf \t\r\n"):
+            continue
         row = parse(line[0])
         if text(row, "url") and row.keys() >= ROW:
             path = re.sub(r"^\w+://[^/?#]*|[?#].*", "", row["url"])
@@ -95,6 +95,8 @@ def read(name):
                 order_id=text(row, "resp", "order_id")))
         else:
             wrong.append(canon(f"{name}:{number}") + " is no row")
+            if wrong[99:]:
+                break  # enough
     return rows, wrong
 
 
@@ -139,7 +141,7 @@ def ask(url, *post, lost=404):
                                 got.headers["X-Trace-Id"]))
 
     thread = threading.Thread(target=fetch, daemon=True)
-    if threading.active_count() == 1:  # none that came too late
+    if threading.active_count() == 1:  # none was late
         thread.start()
         thread.join(min(WAIT, END - time.monotonic()))
     status = answers[0][0] if answers else 0
@@ -233,11 +235,10 @@ def wire(rows, shop, args):
 def main():
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("replay")
-    parser.add_argument("url")
+    parser.add_argument("url", type=lambda url: url.rstrip("/"))
     parser.add_argument("--rows", type=int, default=2)
     parser.add_argument("--seed", type=int, default=os.getpid())
     args = parser.parse_args()
-    args.url = args.url.rstrip("/")
     if args.rows < 1 or not re.fullmatch(URL, args.url, re.ASCII):
         parser.error("--rows is 1 or more, the URL http(s)://host/path")
     if re.match(r"\w+://(localhost|127\.|\[::1)", args.url):

@@ -65,7 +65,7 @@ def fetch(request, answers):
             body = body.replace(API_KEY.encode(), b"***")
         answers.append((answer.status, answer.headers, parse(body)))
     except (OSError, ValueError, http.client.HTTPException) as err:
-        why = getattr(err, "reason", type(err).__name__)  # hides headers
+        why = getattr(err, "reason", type(err).__name__)  # no headers
         answers.append((None, {}, str(why)))
 
 
