@@ -3,15 +3,16 @@
 
     python3 grade.py replay.jsonl https://shop.example [--rows N]
 
-Three questions: tool_call, idempotency, wire. Three answers: yes, no,
+Answers three questions, tool_call, idempotency and wire, with yes, no,
 or ? for what could not be asked. Exit status: 0 complete, 1 incomplete
-(a no), 2 usage, 3 not gradable (a ?, not a fail). N (2) rows
-are drawn, --seed repeats a draw. It takes a minute at most.
+(a no), 2 usage, 3 not gradable (a ?, no fail). --rows (2) are drawn;
+--seed repeats a draw. No proxy is used.
 """
 import argparse
 import collections
 import contextlib
 import http.client
+import io
 import json
 import os
 import random
@@ -19,250 +20,219 @@ import re
 import shlex
 import sys
 import threading
-import time
-import urllib.request
+import types
 
 MAX_FILE = 32 << 20  # bytes
 MAX_BODY = 1 << 20  # bytes of an answer
 WAIT = 20  # seconds for an answer
-END = time.monotonic() + 50  # of asking
-URL = r"https?://([\w.-]+|\[[\da-f:.]+\])(:\d{1,5})?(/[!-\"$->A-~]*)?"
-ID = "[A-Za-z0-9_-]{1,64}"  # what may go into a URL
+URL = r"https?://(?![/:])[!-\"$->A-~]{1,300}"
 ROW = {"method", "url", "status", "req", "resp"}
-VERDICTS = {0: "complete", 1: "incomplete", 3: "not gradable"}
 
 
 def need(fact, *why):
-    """Raise ValueError, a no, unless something is so."""
+    """Raise a no unless something is so."""
     if not fact:
-        raise ValueError(" ".join(str(word)[:300] for word in why))
+        raise ValueError("no", " ".join(map(str, why))[:900])
 
 
-def once(pairs):
-    """Return a JSON object; ValueError for a member twice."""
-    need(len(dict(pairs)) == len(pairs))
-    return dict(pairs)
+def text(value):
+    """Return ASCII that tells 1, 1.0 and true apart."""
+    return json.dumps(value, sort_keys=True, allow_nan=False)
 
 
-def canon(value):
-    """Return ASCII that tells JSON values apart: 1, 1.0, true."""
-    said = json.dumps(value, sort_keys=True, allow_nan=False)
-    return said.replace("\x7f", "\\u007f")
-
-
-def parse(raw):
-    """Return the value of some JSON, None if it is none."""
-    try:
-        said = raw.decode("utf-8-sig")
-        value = json.loads(said, object_pairs_hook=once)
-        canon([[value]])  # no NaN, no 1e999, not too deep to compare
+def parse(said):
+    """Return the value of JSON, or None."""
+    with contextlib.suppress(RecursionError, TypeError, ValueError):
+        value = json.loads(said, object_pairs_hook=lambda pairs: (
+            need(len(dict(pairs)) == len(pairs)) or dict(pairs)))
+        text([[value]])  # no NaN, no 1e999, not too deep to compare
         return value
-    except (RecursionError, ValueError):
-        return None
 
 
 def dig(value, *path):
-    """Return what is there in a JSON value, or None."""
+    """Return a part of a value, or None."""
     with contextlib.suppress(LookupError, TypeError):
         for step in path:
             value = value[step]
         return value
 
 
-def text(*path):
-    """Return the text that dig finds, or an empty one."""
-    found = dig(*path)
-    return found if isinstance(found, str) else ""
+def ident(value):
+    """Return an id fit for a URL, or None."""
+    if re.fullmatch(r'"[\w-]{1,64}"', text(value)):
+        return value
 
 
 def read(name):
-    """Return a file's rows, and what is wrong with it."""
-    rows, wrong = [], []
+    """Return a file's rows and what is wrong."""
     with open(name, "rb") as file:
         raw = file.read(MAX_FILE + 1)
-    if len(raw) > MAX_FILE:
-        return rows, ["over 32 MiB: not a weekend's trace"]
-    for number, line in enumerate(re.finditer(b".*\n|.+", raw), 1):
-        if not line[0].strip(b"\xef\xbb\xbf \t\r\n"):
-            continue
-        row = parse(line[0])
-        if text(row, "url") and row.keys() >= ROW:
-            path = re.sub(r"^\w+://[^/?#]*|[?#].*", "", row["url"])
-            shop = row["method"] == "POST" and path.endswith("/orders")
-            rows.append(dict(
-                row, line=f"row {number}", path=path, shop=shop,
-                done=shop and row["status"] in (200, 201),
-                order_id=text(row, "resp", "order_id")))
-        else:
-            wrong.append(canon(f"{name}:{number}") + " is no row")
-            if wrong[99:]:
-                break  # enough
+    rows = []
+    wrong = raw[MAX_FILE:] and "over 32 MiB: not a weekend's trace"
+    for number, line in enumerate(io.BytesIO(raw), 1):
+        said = line.strip(b"\xef\xbb\xbf \t\r\n") and parse(line)
+        if isinstance(said, dict) and said.keys() >= ROW:
+            row = types.SimpleNamespace(**{"key": None, **said})
+            row.line = f"row {number}"
+            row.path = str(row.url).split("?")[0]
+            row.trace_id = ident(said.get("trace_id"))
+            row.order_id = ident(dig(row.resp, "order_id"))
+            row.shop = f"{row.method} {row.path[-7:]}" == "POST /orders"
+            row.done = row.shop and row.status in (200, 201)
+            rows.append(row)
+        elif said != b"":
+            return rows, text(f"{name}:{number}") + " is no row"
     return rows, wrong
 
 
-def tool_call(rows, shop, args):
+def tool_call(rows, args):
     """Did the model ask for it, or was the 201 pasted in?"""
-    asked, paid, words = collections.defaultdict(list), {}, None
+    asked, paid, words = collections.Counter(), {}, None
     for row in rows:
-        order = canon(row["req"])
-        pair = canon(row.get("key")), order
-        message = dig(row, "resp", "choices", 0, "message")
-        if row["done"] and pair not in paid:
-            need(asked[order], row["line"], "posts unasked", order)
-            paid[pair] = row["line"], asked[order].pop()
-        elif message and row["path"].endswith("/chat/completions"):
+        order = text(row.req)
+        if row.done and (text(row.key), order) not in paid:
+            need(asked[order], row.line, "posts unasked", order)
+            asked[order] -= 1
+            paid[text(row.key), order] = row.line
+        elif row.path.endswith("/chat/completions"):
+            message = dig(row.resp, "choices", 0, "message")
             words = dig(message, "content")
             for call in dig(message, "tool_calls", slice(None)) or ():
                 order = dig(call, "function", "arguments")
-                if isinstance(order, str):
-                    order = parse(order.encode(errors="replace"))
                 if dig(call, "function", "name") == "create_order":
-                    asked[canon(order)].append(row["line"])
-    need(paid, "no shop row has 200 or 201")
-    named = set(re.findall("ord_[A-Za-z0-9_-]+", canon(words)))
-    named -= {row["order_id"] for row in shop if row["done"]}
-    need(not named, "no shop row returned", canon(sorted(named)))
-    return "%s posts what %s asked for" % next(iter(paid.values()))
+                    asked[text(parse(order) or order)] += 1
+    need(paid, "no order was placed")
+    named = set(re.findall(r"ord_[\w-]+", text(words)))
+    named -= {row.order_id for row in rows if row.done}
+    need(not named, "never returned:", text(sorted(named)))
+    return "asked for before " + ", ".join(paid.values())[:300]
 
 
 def ask(url, *post, lost=404):
-    """Return status, JSON and trace_id; OSError if they say nothing."""
-    answers = []
+    """Return an answer as a row; raise a ? for none."""
+    kind, _, host, path = url.split("/", 3)
+    kind = kind[:-1].upper() + "Connection"
+    row = types.SimpleNamespace(method="POST", path=url, status=0)
 
     def fetch():
         with contextlib.suppress(
                 OSError, ValueError, http.client.HTTPException):
-            request = urllib.request.Request(url, *post)
-            request.add_header("User-Agent", "grade/1")
-            with urllib.request.urlopen(request, timeout=60) as got:
-                body = got.read(MAX_BODY)
-            if not got.length or len(body) == MAX_BODY:  # not cut off
-                answers.append((got.status, parse(body),
-                                got.headers["X-Trace-Id"]))
+            link = getattr(http.client, kind)(host, timeout=60)
+            link.request("POST" if post else "GET", "/" + path, *post)
+            got = link.getresponse()
+            row.resp = parse(got.read(MAX_BODY))
+            row.trace_id = ident(got.headers["X-Trace-Id"])
+            row.order_id = ident(dig(row.resp, "order_id"))
+            if not got.length:  # neither cut off nor too long
+                row.status = got.status
 
     thread = threading.Thread(target=fetch, daemon=True)
     if threading.active_count() == 1:  # none was late
         thread.start()
-        thread.join(min(WAIT, END - time.monotonic()))
-    status = answers[0][0] if answers else 0
-    if status in (0, 429, lost) or status // 100 in (3, 5):
-        raise OSError(f"{status or 'no answer'} from {url}")
-    return answers[0]
+        thread.join(WAIT)
+    if row.status in (0, 429, lost) or row.status // 100 in (3, 5):
+        raise ValueError("?", f"{row.status or 'no answer'} from {url}")
+    return row
 
 
-def compare(base, row, lost=404):
-    """Return a row and the shop's trace of it, as texts."""
-    url = f"{base}/_trace/{row['trace_id']}"
-    status, trace, _ = ask(url, lost=lost)
-    need(status == 200 and isinstance(trace, dict),
-         "no trace but", status, canon(trace))
+def compare(base, row, show=print, lost=404):
+    """Show a row and its trace; raise a no if they differ."""
+    url = f"{base}/_trace/{row.trace_id}"
+    show(f"{row.line}  curl -sS {shlex.quote(url)}")
+    trace = ask(url, lost=lost).resp
+    need(isinstance(trace, dict), "no trace but", text(trace))
     trace = {"method": "POST", "req": trace.get("body"), **trace}
-    names = ["method", "path", "key", "req", "status", "resp"]
+    names = "method path key req status resp".split()
     if "resp" not in trace:  # as in the public article
-        names[5:] = ["order_id"] if row["order_id"] else []
-    path = str(trace.get("path"))
-    if path.endswith("/orders") and row["path"].endswith(path):
-        row = dict(row, path=path)  # the URL may have a prefix
-    return [{name: canon(side.get(name)) for name in names}
-            for side in (row, trace)]
+        names[5:] = ["order_id"] if row.order_id else []
+    tail = len(str(trace.get("path")))  # the URL may have a prefix
+    row = dict(vars(row), path=row.path[-tail:])
+    for label, side in ("file", row), ("shop", trace):
+        side = {name: side.get(name) for name in names}
+        show(f"  {label}  {text(side)[:900]}")
+    differ = [name for name in names
+              if text(row[name]) != text(trace.get(name))]
+    show(f"  differ: {differ}" if differ else "  match")
+    need(not differ, row["line"], "differs in", *differ)
 
 
-def idempotency(rows, shop, args):
+def idempotency(rows, args):
     """Does the live shop enforce it?"""
-    orders = {}  # key -> order_id
-    for row in shop:
-        key, order_id = text(row, "key"), row["order_id"]
-        need(key, row["line"], "has no key")
-        need(not row["done"]
-             or orders.setdefault(key, order_id) == order_id,
-             row["line"], "has a second order for", canon(key))
-    key, qty = os.urandom(8).hex(), random.randint(2, 9999)
+    orders, ids = {}, []
+    for row in rows:
+        need(row.key or not row.shop, row.line, "has no key")
+        need(not row.done or row.order_id == orders.setdefault(
+            text(row.key), row.order_id), row.line, "is a second order")
+    url, key = args.url + "/orders", os.urandom(8).hex()
+    qty = random.randint(2, 9999)
     for due, qty in (201, qty), (200, qty), (409, qty + 1):
         req = {"sku": "sku_grade", "qty": qty}
-        row = {"method": "POST", "path": args.url + "/orders",
-               "key": key, "req": req, "status": due}
-        status, row["resp"], row["trace_id"] = ask(
-            row["path"], canon(req).encode(), {
-                "Content-Type": "application/json",
-                "Idempotency-Key": key})
-        order_id = row["order_id"] = text(row, "resp", "order_id")
-        need(status == due and re.fullmatch(ID, str(row["trace_id"]))
-             and (due == 409 or re.fullmatch(ID, order_id)
-                  and orders.setdefault(key, order_id) == order_id),
-             due, "is due, not", status, canon(row["resp"]))
-        sent, kept = compare(args.url, row, lost=0)
-        need(sent == kept, due, "is traced as", kept)
-    status = ask(f"{args.url}/orders/{orders[key]}", lost=0)[0]
-    need(status == 200, status, "for order", orders[key])
-    return "201, then 200, then 409, each traced"
+        row = ask(url, text(req).encode(), {
+            "Content-Type": "application/json", "Idempotency-Key": key})
+        need(row.status == due and row.trace_id,
+             due, "is due, not", row.status, text(row.resp))
+        row.key, row.req, row.line = key, req, due
+        compare(args.url, row, str, lost=0)  # not shown
+        ids.append(row.order_id)
+    need(ids[0] and ids[0] == ids[1], "two orders:", ids)
+    need(ask(f"{url}/{ids[0]}", lost=0).status == 200, "lost", ids[0])
+    return "201, 200, 409, all traced; an order stays behind"
 
 
-def wire(rows, shop, args):
+def wire(rows, args):
     """Do the rows match what the shop itself remembers?"""
-    need(not args.wrong, *args.wrong[:1])
+    need(not args.wrong, args.wrong)
     traced, errors = {}, []
-    for row in shop:
-        trace_id = text(row, "trace_id")
-        if trace_id or row["status"] in (200, 201, 400, 409):
-            need(re.fullmatch(ID, trace_id) and trace_id not in traced
-                 and (row["order_id"] or not row["done"]),
-                 row["line"], "lacks an order_id or its own trace_id")
-            traced[trace_id] = row
-    need(traced, "no shop row with a trace_id")
+    for row in rows:
+        if row.shop and (
+                row.trace_id or row.status in (200, 201, 400, 409)):
+            need(row.trace_id and row.trace_id not in traced
+                 and (row.order_id or not row.done),
+                 row.line, "lacks an id or has one twice")
+            traced[row.trace_id] = row
+    need(traced, "no shop row is traced")
     drawn = list(traced.values())
     random.Random(args.seed).shuffle(drawn)
-    first = {str(row["status"]): row for row in drawn}
-    drawn.sort(key=lambda row: row is not first[str(row["status"])])
+    first = {str(row.status): row for row in drawn}
+    drawn.sort(key=lambda row: row is not first[str(row.status)])
     del drawn[args.rows:]
     for row in drawn:
-        url = f"{args.url}/_trace/{row['trace_id']}"
-        print(f"{row['line']}  curl -sS {shlex.quote(url)}")
         try:
-            file, shop = compare(args.url, row)
-            for label, side in ("file", file), ("shop", shop):
-                pairs = [f'"{k}": {v[:300]}' for k, v in side.items()]
-                print(f"  {label}  {{{', '.join(pairs)}}}")
-            differ = [name for name in file if file[name] != shop[name]]
-            print("  differ:" if differ else "  match", *differ)
-            need(not differ, row["line"], "differs in", *differ)
-        except (OSError, ValueError) as err:
-            errors.append(err)
+            compare(args.url, row)
+        except ValueError as err:
+            errors.append(err.args)
     if errors:
-        raise min(errors, key=lambda err: isinstance(err, OSError))
+        raise ValueError(*max(errors))  # a no before a ?
     return f"{len(drawn)} of {len(traced)} rows, seed {args.seed}"
 
 
 def main():
-    parser = argparse.ArgumentParser(allow_abbrev=False)
-    parser.add_argument("replay")
-    parser.add_argument("url", type=lambda url: url.rstrip("/"))
-    parser.add_argument("--rows", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=os.getpid())
+    parser = argparse.ArgumentParser()
+    add = parser.add_argument
+    add("replay")
+    add("url", type=lambda url: url.rstrip("/"))
+    add("--rows", type=int, default=2)
+    add("--seed", type=int, default=os.getpid())
     args = parser.parse_args()
-    if args.rows < 1 or not re.fullmatch(URL, args.url, re.ASCII):
-        parser.error("--rows is 1 or more, the URL http(s)://host/path")
-    if re.match(r"\w+://(localhost|127\.|\[::1)", args.url):
-        os.environ["no_proxy"] = "*"
-    opener = urllib.request.build_opener()
-    opener.process_response.clear()  # no redirect, no HTTPError
-    urllib.request.install_opener(opener)
+    if args.rows < 1 or not re.fullmatch(URL, args.url):
+        parser.error("want --rows 1 or more, URL http(s)://host/path")
     try:
         rows, args.wrong = read(args.replay)
     except OSError as err:
-        parser.error(f"{canon(args.replay)[:300]}: {err.strerror}")
-    shop, words = [row for row in rows if row["shop"]], []
+        parser.error(err)
+    words = ""
     for check in tool_call, idempotency, wire:
         try:
-            word, why = "yes", check(rows, shop, args)
-        except (OSError, ValueError) as err:
-            word, why = "?" if isinstance(err, OSError) else "no", err
+            word, why = "yes", check(rows, args)
+        except ValueError as err:
+            word, why = err.args
         print(f"{check.__name__.replace('_', ' '):12} {word:4} {why}")
-        words.append(word)
-    print("note: an order of sku_grade may stay behind on the shop")
-    if any(row["url"] != args.url + "/orders" for row in shop):
-        print(f"note: not every row was recorded against {args.url}")
+        words += word
+    if {row.path for row in rows if row.shop} - {args.url + "/orders"}:
+        print("note: recorded against another host")
     code = 1 if "no" in words else 3 if "?" in words else 0
-    print("verdict:", VERDICTS[code])
+    ends = {0: "complete", 1: "incomplete", 3: "not gradable"}
+    print("verdict:", ends[code])
     sys.exit(code)
 
 
