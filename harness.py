@@ -179,7 +179,7 @@ def main():
     except (KeyboardInterrupt, OSError) as err:
         sys.exit(repr(err))
     finally:
-        print(json.dumps(end).replace("\x7f", "\\u007f"))
+        print(json.dumps(end))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """What the tests share: real processes, real sockets, loopback only."""
+import concurrent.futures
 import contextlib
+import functools
 import http.client
 import json
 import os
@@ -9,11 +11,17 @@ import socketserver
 import subprocess
 import sys
 import threading
+import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CLEAN = {name: value for name, value in os.environ.items()
          if name.upper() in ("PATH", "SYSTEMROOT", "TEMP", "TMP", "HOME")}
 CLEAN["SSL_CERT_FILE"] = os.devnull  # a new Python reads it for any URL
+BUSY = threading.Semaphore(3)  # more at once take more CPU in all
+EVENTS = (  # what a test tells its result
+    "startTest", "addSuccess", "addError", "addFailure", "addSkip",
+    "addSubTest", "addExpectedFailure", "addUnexpectedSuccess",
+    "addDuration", "stopTest")
 
 
 @contextlib.contextmanager
@@ -118,3 +126,50 @@ def answer(link, status, body=b"", **headers):
     head += [f"{name.replace('_', '-')}: {value}"
              for name, value in headers.items()]
     link.sendall("\r\n".join(head).encode() + b"\r\n\r\n" + body)
+
+
+class Beside(unittest.TestSuite):
+    """The tests of a module; the first to run starts all that wait.
+
+    Three modules at once: the last two wait more than they work."""
+    waiting, lock = [], threading.Lock()
+
+    def run(self, result, debug=False):
+        pool = concurrent.futures.ThreadPoolExecutor(3)
+        while self.waiting:
+            suite = self.waiting.pop(0)
+            suite.done = pool.submit(suite.work, result)
+        try:
+            self.done.result()
+        except KeyboardInterrupt:
+            result.stop()
+            raise
+        return result
+
+    def work(self, result):
+        """Run the tests; say all of each when it has ended."""
+        own, said = unittest.TestResult(), []
+
+        def say(name, *args):
+            said.append((name, args))
+            if name == "stopTest":
+                say_all()
+
+        def say_all():
+            with self.lock:
+                for name, args in said:
+                    getattr(result, name)(*args)
+                said.clear()
+                if result.shouldStop:
+                    own.stop()
+
+        for name in EVENTS:
+            setattr(own, name, functools.partial(say, name))
+        super().run(own)
+        say_all()
+
+
+def beside(loader, tests, pattern):
+    """Be a load_tests: run a module beside others; not in pytest."""
+    Beside.waiting.append(Beside(tests))
+    return Beside.waiting[-1]

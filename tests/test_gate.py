@@ -1,6 +1,7 @@
 """The gate: no model before a test was seen to fail."""
 import concurrent.futures
 import contextlib
+import functools
 import hashlib
 import os
 import pathlib
@@ -16,6 +17,7 @@ import venv
 
 import kit
 
+load_tests = kit.beside
 FIXTURE = ["sample.csv", "invoices.py", "test_invoices.py"]
 RED = "red captured"
 OPEN = "model window open"
@@ -77,7 +79,9 @@ class Work:
                 for path in self.path.rglob("*") if path.is_file()}
 
     def gate(self, *words, script="gate.py", **env):
-        done = kit.run(script, *words, cwd=self.path, **env)
+        waits = "TIMEOUT" in env
+        with contextlib.nullcontext() if waits else kit.BUSY:
+            done = kit.run(script, *words, cwd=self.path, **env)
         assert "Traceback (most" not in done.stderr, done.stderr
         assert "Exception ignored" not in done.stderr, done.stderr
         return done
@@ -112,11 +116,24 @@ class Work:
         self.write("artifacts/prompt.txt", "Why 1700?\n")
         self.says("model", OPEN)
 
+    def as_opened(self):
+        """Be as an honest red, prompt and model leave a folder."""
+        for name, content in opened().items():
+            self.write(name, content)
+
 
 @contextlib.contextmanager
 def work(flat=False):
     with tempfile.TemporaryDirectory(prefix="gate test ") as folder:
         yield Work(folder, flat)
+
+
+@functools.lru_cache(None)
+def opened():
+    """Open a window once for all who start from one."""
+    with work() as here:
+        here.open_window()
+        return here.files()
 
 
 def sha(content):
@@ -166,7 +183,7 @@ class TheExercise(Gate):
     def test_the_trap_is_green_at_1500_and_right_is_1300(self):
         def walk(name, how, said, expected):
             with work() as here:
-                here.open_window()
+                here.as_opened()
                 here.change("invoices.py", BUG, how)
                 if expected:
                     here.change("test_invoices.py", "1500", expected)
@@ -224,8 +241,8 @@ class TheOrder(Gate):
     def test_what_changed_since_the_last_red_wants_another_red(self):
         def walk(name):
             with work() as here:
-                here.says("red", RED)
-                here.write("artifacts/prompt.txt", "Why?")
+                here.as_opened()
+                (here.path / "artifacts/model_allowed.at").unlink()
                 seen = here.read("invoices/" + name)
                 here.write("invoices/" + name, seen + b"\n")
                 here.says("model", CHANGED)
@@ -247,7 +264,7 @@ class TheOrder(Gate):
 
     def test_what_the_stamp_names_may_not_change(self):
         with work() as here:
-            here.open_window()
+            here.as_opened()
             here.change("invoices.py", BUG, DROPS)
             stamp = here.read("artifacts/model_allowed.at")
             for name in ("artifacts/red.log", "artifacts/prompt.txt",
@@ -465,23 +482,17 @@ class Green(Gate):
 
         def walk(name, said, tests):
             with work() as here:
-                # The window as left by an honest red.
-                for path, content in opened.items():
-                    here.write(path, content)
+                here.as_opened()
                 here.tests(tests)
                 slow = {"TIMEOUT": "4"} if name == "hangs" else {}
                 here.says("green", said, **slow)
                 kept = (here.path / "artifacts/green.log").exists()
                 assert kept == (said == GREEN)
-
-        with work() as here:
-            here.open_window()
-            opened = here.files()
         self.each(table, walk)
 
     def test_a_conftest_does_not_help(self):
         with work() as here:
-            here.open_window()
+            here.as_opened()
             here.write("invoices/conftest.py",
                        "import invoices\ninvoices.total = lambda _: 1500")
             here.says("green", STILL)

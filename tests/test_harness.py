@@ -15,6 +15,7 @@ import unittest
 
 import kit
 
+load_tests = kit.beside
 CASES = pathlib.Path(__file__).with_name("cases") / "model_answers.jsonl"
 API_KEY = "sk-never-written-anywhere"
 CALL = {"id": "c1", "type": "function", "function": {
@@ -200,25 +201,29 @@ class Harness(unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         """Start all that waits; the tests look at what came of it."""
-        pool = concurrent.futures.ThreadPoolExecutor(12)
-        cls.addClassCleanup(pool.shutdown)
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.journal = pathlib.Path(folder.name, "traces.jsonl")
-        stack = contextlib.ExitStack()
-        cls.addClassCleanup(stack.close)
-        cls.shop = stack.enter_context(kit.shop(JOURNAL=str(cls.journal)))
-        cls.dripped = pool.map(dripped, [1])
-        cls.echoed = pool.map(echo, [1])
-        cls.tunnelled = pool.map(tunnel, [1])
-        cls.reached = pool.map(reach, [
-            "http://[::1]:9/v1", "http://127.0.0.1:99999", "http://../v1",
-            "http://" + "a" * 300])
-        cls.paused = pool.map(pause, PAUSES)
-        cls.misbehaved = pool.map(misbehave, SHOPS)
-        cls.cases = pool.map(cls.run_case, [
-            json.loads(line) for line in
-            CASES.read_text("utf-8").splitlines()])
+        with contextlib.ExitStack() as stack:
+            pool = stack.enter_context(
+                concurrent.futures.ThreadPoolExecutor(12))
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            cls.journal = pathlib.Path(folder, "traces.jsonl")
+            cls.shop = stack.enter_context(
+                kit.shop(JOURNAL=str(cls.journal)))
+            cls.dripped = pool.map(dripped, [1])
+            cls.echoed = pool.map(echo, [1])
+            cls.tunnelled = pool.map(tunnel, [1])
+            cls.reached = pool.map(reach, [
+                "http://[::1]:9/v1", "http://127.0.0.1:99999",
+                "http://../v1", "http://" + "a" * 300])
+            cls.paused = pool.map(pause, PAUSES)
+            cls.misbehaved = pool.map(misbehave, SHOPS)
+            cls.cases = pool.map(cls.run_case, [
+                json.loads(line) for line in
+                CASES.read_text("utf-8").splitlines()])
+            cls.stack = stack.pop_all()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.stack.close()
 
     def check_always(self, done, rows, seen):
         """What holds of every run, whatever came back."""

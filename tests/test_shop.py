@@ -19,6 +19,7 @@ import unittest
 
 import kit
 
+load_tests = kit.beside
 ORDER = {"sku": "sku_light", "qty": 2}
 POST = b"POST /orders HTTP/1.1\r\nHost: x\r\nIdempotency-Key: raw\r\n"
 
