@@ -1134,6 +1134,17 @@ class LiveShops(GraderCase):
                 shop.post = with_header
             return bend
 
+        def headless(shop, rows):
+            def post(link, key, raw):
+                Candidate.post(shop, Link(link, lambda data: re.sub(
+                    rb"X-Trace-Id: \w+\r\n", b"", data)), key, raw)
+
+            def serve_trace(link, name):
+                last = list(shop.traces)[-1]
+                Candidate.serve_trace(
+                    shop, link, name if name in shop.traces else last)
+            shop.post, shop.serve_trace = post, serve_trace
+
         table = [
             ("never answers 409", "yes no yes", {"conflict": 200},
              lambda shop, rows: rows[:3]),
@@ -1165,6 +1176,8 @@ class LiveShops(GraderCase):
             ("has an order without an id in file and trace",
              "any any no", {}, no_order_id),
             ("sends no trace id", "yes no yes", {}, trace_ids(None)),
+            ("sends no trace id, traces under any name", "yes no yes", {},
+             headless),
             ("sends an empty trace id", "yes no yes", {}, trace_ids("")),
             ("sends a path as trace id", "yes no yes", {},
              trace_ids("../orders/x")),
