@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Ask a candidate's live shop about the replay.jsonl handed in.
 
-    python3 grade.py replay.jsonl https://shop.example [--rows N]
+    python3 grade.py replay.jsonl URL [--rows 2] [--seed N]
 
 Answers three questions, tool_call, idempotency and wire, with yes, no,
 or ? for what could not be asked. Exit status: 0 complete, 1 incomplete
-(a no), 2 usage, 3 not gradable (a ?, no fail). --rows (2) are drawn;
---seed repeats a draw. No proxy is used.
+(a no), 2 usage, 3 not gradable (a ?, no fail). No proxy is used.
 """
 import argparse
 import collections
@@ -69,11 +68,11 @@ def read(name):
         raw = file.read(MAX_FILE + 1)
     rows = []
     wrong = raw[MAX_FILE:] and "over 32 MiB: not a weekend's trace"
-    for number, line in enumerate(io.BytesIO(raw), 1):
+    for count, line in enumerate(io.BytesIO(raw), 1):
         said = line.strip(b"\xef\xbb\xbf \t\r\n") and parse(line)
         if isinstance(said, dict) and said.keys() >= ROW:
             row = types.SimpleNamespace(**{"key": None, **said})
-            row.line = f"row {number}"
+            row.line = f"row {count}"
             row.path = str(row.url).split("?")[0]
             row.trace_id = ident(said.get("trace_id"))
             row.order_id = ident(dig(row.resp, "order_id"))
@@ -81,7 +80,7 @@ def read(name):
             row.done = row.shop and row.status in (200, 201)
             rows.append(row)
         elif said != b"":
-            return rows, text(f"{name}:{number}") + " is no row"
+            return rows, wrong or text(f"{name}:{count}") + " is no row"
     return rows, wrong
 
 
@@ -115,15 +114,15 @@ def ask(url, *post, lost=404):
     row = types.SimpleNamespace(method="POST", path=url, status=0)
 
     def fetch():
-        with contextlib.suppress(
-                OSError, ValueError, http.client.HTTPException):
+        with contextlib.suppress(OSError, OverflowError, ValueError,
+                                 http.client.HTTPException):
             link = getattr(http.client, kind)(host, timeout=60)
             link.request("POST" if post else "GET", "/" + path, *post)
             got = link.getresponse()
             row.resp = parse(got.read(MAX_BODY))
             row.trace_id = ident(got.headers["X-Trace-Id"])
             row.order_id = ident(dig(row.resp, "order_id"))
-            if not got.length:  # neither cut off nor too long
+            if not got.length:  # not cut off
                 row.status = got.status
 
     thread = threading.Thread(target=fetch, daemon=True)
@@ -140,10 +139,10 @@ def compare(base, row, show=print, lost=404):
     url = f"{base}/_trace/{row.trace_id}"
     show(f"{row.line}  curl -sS {shlex.quote(url)}")
     trace = ask(url, lost=lost).resp
-    need(isinstance(trace, dict), "no trace but", text(trace))
+    need(isinstance(trace, dict), row.line, "no trace but", text(trace))
     trace = {"method": "POST", "req": trace.get("body"), **trace}
     names = "method path key req status resp".split()
-    if "resp" not in trace:  # as in the public article
+    if "resp" not in trace:  # as in the article
         names[5:] = ["order_id"] if row.order_id else []
     tail = len(str(trace.get("path")))  # the URL may have a prefix
     row = dict(vars(row), path=row.path[-tail:])
@@ -152,8 +151,8 @@ def compare(base, row, show=print, lost=404):
         show(f"  {label}  {text(side)[:900]}")
     differ = [name for name in names
               if text(row[name]) != text(trace.get(name))]
-    show(f"  differ: {differ}" if differ else "  match")
-    need(not differ, row["line"], "differs in", *differ)
+    show(f"  {' '.join(differ) or 'match'}")
+    need(not differ, row["line"], "differs in", *differ, text(trace))
 
 
 def idempotency(rows, args):
@@ -170,11 +169,11 @@ def idempotency(rows, args):
         row = ask(url, text(req).encode(), {
             "Content-Type": "application/json", "Idempotency-Key": key})
         need(row.status == due and row.trace_id,
-             due, "is due, not", row.status, text(row.resp))
+             due, "traced is due, not", row.status, text(row.resp))
         row.key, row.req, row.line = key, req, due
         compare(args.url, row, str, lost=0)  # not shown
         ids.append(row.order_id)
-    need(ids[0] and ids[0] == ids[1], "two orders:", ids)
+    need(ids[0] and ids[0] == ids[1], "not one id:", ids)
     need(ask(f"{url}/{ids[0]}", lost=0).status == 200, "lost", ids[0])
     return "201, 200, 409, all traced; an order stays behind"
 
@@ -196,6 +195,7 @@ def wire(rows, args):
     first = {str(row.status): row for row in drawn}
     drawn.sort(key=lambda row: row is not first[str(row.status)])
     del drawn[args.rows:]
+    print("seed", args.seed)
     for row in drawn:
         try:
             compare(args.url, row)
@@ -203,7 +203,7 @@ def wire(rows, args):
             errors.append(err.args)
     if errors:
         raise ValueError(*max(errors))  # a no before a ?
-    return f"{len(drawn)} of {len(traced)} rows, seed {args.seed}"
+    return f"{len(drawn)} of {len(traced)} rows"
 
 
 def main():
@@ -215,7 +215,7 @@ def main():
     add("--seed", type=int, default=os.getpid())
     args = parser.parse_args()
     if args.rows < 1 or not re.fullmatch(URL, args.url):
-        parser.error("want --rows 1 or more, URL http(s)://host/path")
+        parser.error("--rows from 1, URL http(s)://host/path")
     try:
         rows, args.wrong = read(args.replay)
     except OSError as err:
