@@ -193,7 +193,7 @@ def bench_grade(folder):
             theirs.append(wall([
                 sys.executable, "-c",
                 "import urllib.request, json, argparse"])[1])
-    show("grade.py, CPU time, to its imports", ours, theirs, "2 or less")
+    show("grade.py, CPU time, to urllib's imports", ours, theirs, "2 or less")
 
 
 def bench_gate(folder):

@@ -133,12 +133,12 @@ class Beside(unittest.TestSuite):
 
     Three modules at once: the last two wait more than they work."""
     waiting, lock = [], threading.Lock()
+    pool = concurrent.futures.ThreadPoolExecutor(3)
 
     def run(self, result, debug=False):
-        pool = concurrent.futures.ThreadPoolExecutor(3)
         while self.waiting:
             suite = self.waiting.pop(0)
-            suite.done = pool.submit(suite.work, result)
+            suite.done = self.pool.submit(suite.work, result)
         try:
             self.done.result()
         except KeyboardInterrupt:

@@ -234,8 +234,9 @@ def grade(file, url=None, *args, meter=False, timeout=100,
                  *map(str, args)],
                 env=dict(kit.CLEAN, **env), stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                # Python 3.8 starts it without a copy of itself.
-                timeout=timeout, close_fds=os.name == "nt")
+                timeout=timeout,
+                # So Python 3.8 starts it without a copy of itself.
+                close_fds=os.name == "nt")
             return Run(process, time.monotonic() - began)
 
 
